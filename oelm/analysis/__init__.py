@@ -1,0 +1,1 @@
+"""Read run folders, decide claims, write the report. Never imports torch."""

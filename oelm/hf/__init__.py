@@ -1,0 +1,1 @@
+"""Hugging Face: convert any model, export and import ours, classification."""

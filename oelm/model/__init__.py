@@ -1,0 +1,1 @@
+"""The models: plain modules that know nothing of training."""

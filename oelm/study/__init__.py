@@ -1,0 +1,1 @@
+"""Studies: plan, check, queue, engines, status."""

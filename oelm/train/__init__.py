@@ -1,0 +1,1 @@
+"""Training one run: loop, optimizer, checkpoint, parallel, record."""

@@ -1,0 +1,119 @@
+"""What one run is: every choice that shapes it, with the source recipe as defaults. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from oelm.errors import UserError
+from oelm.methods import Method
+from oelm.methods import method as resolve_method
+from oelm.model.config import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Train one method on one dataset with one seed, into one folder."""
+
+    method: str | dict[str, Any] = "baseline"
+    """A method's name, or a spec such as `oelm_v2,qk.rank=4`; `oelm methods` lists them."""
+    model: str | dict[str, Any] = "medium-512"
+    """A preset, or a spec such as `nano,positions=rope,n_layers=2`."""
+    task: Literal["language", "classification"] = "language"
+    dataset: str = "sotu-bpe2048"
+    """A prepared dataset's name (`oelm data list`) or the path of its folder."""
+    out_dir: Path = Path("runs/single")
+    """The run's folder; the same command again continues what is there."""
+
+    max_steps: int = 100_000
+    batch_size: int = 8
+    """Sequences per optimizer step, over all processes and accumulation steps together."""
+    grad_accumulation: int = 1
+    """Split each batch into this many pieces to save memory; the result is the same."""
+    max_lr: float = 3e-4
+    min_lr: float | None = None
+    """The last learning rate; a tenth of `max_lr` if not given."""
+    warmup: float = 2000
+    """Warm-up in steps or, below 1, as a fraction of `max_steps`."""
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.1
+    """On matrices only; never on norms, biases, gains, or anything frozen."""
+    clip: float = 1.0
+    """Largest norm of the whole gradient; 0 for no clipping."""
+    dropout: float = 0.1
+    thaw_warmup: int = 100
+    """Steps over which a parameter's learning rate rises after it thaws; 0 for none."""
+
+    eval_interval: int = 1000
+    eval_tokens: int | None = None
+    """Validation tokens per evaluation while training; sized to at most 10 % of the time if not given."""
+    test: bool = False
+    """Also evaluate on the test split at the end."""
+    save_interval: int = 5000
+    keep: int = 0
+    """How many further full checkpoints to keep beside the last two."""
+    log_interval: int = 10
+
+    seed: int = 0
+    """Sets the three seeds below where they are not given."""
+    init_seed: int | None = None
+    data_seed: int | None = None
+    frozen_seed: int | None = None
+
+    device: str = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    compile: bool = False
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    activation_checkpointing: bool = False
+    deterministic: bool = False
+    """On CUDA: only deterministic kernels, so that a resumed run is bit-identical."""
+    threads: int | None = None
+    """CPU threads; all cores if not given."""
+    skip_bad_steps: int = 0
+    """How many steps with a non-finite loss or gradient to pass over before stopping."""
+    resume: bool = True
+    """Continue from the folder's last checkpoint if there is one; `--no-resume` refuses such a folder."""
+    track: tuple[str, ...] = ()
+    """Further sinks of the metrics: tensorboard, wandb, trackio."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_steps", "batch_size", "grad_accumulation", "eval_interval", "save_interval"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not self.max_lr > 0:
+            raise UserError(f"max_lr must be above 0, not {self.max_lr}")
+        if self.warmup < 0:
+            raise UserError(f"warmup must not be negative, not {self.warmup}")
+        if self.batch_size % self.grad_accumulation:
+            raise UserError(
+                f"batch_size {self.batch_size} is not divisible by grad_accumulation {self.grad_accumulation}"
+            )
+        shape = self.model_config()
+        self.resolved_method().check(shape.n_layers, shape.n_heads)
+
+    def model_config(self, **overrides: Any) -> ModelConfig:
+        """The model's shape; training passes the dataset's vocabulary size."""
+        return ModelConfig.from_spec(self.model, dropout=self.dropout, **overrides)
+
+    def resolved_method(self) -> Method:
+        """The method, looked up."""
+        return resolve_method(self.method)
+
+    @property
+    def seeds(self) -> Mapping[str, int]:
+        """The three seeds that are never mixed."""
+        names = ("init_seed", "data_seed", "frozen_seed")
+        given = {name: getattr(self, name) for name in names}
+        return {name: self.seed if value is None else value for name, value in given.items()}
+
+    @property
+    def warmup_steps(self) -> int:
+        """Warm-up in steps."""
+        return round(self.warmup * self.max_steps) if self.warmup < 1 else int(self.warmup)
+
+    @property
+    def last_lr(self) -> float:
+        """The learning rate at the end."""
+        return self.max_lr / 10 if self.min_lr is None else self.min_lr
