@@ -1,0 +1,1 @@
+"""The pages a report is poured into."""
