@@ -137,10 +137,24 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+class _Strict(yaml.SafeLoader):
+    """YAML in which a key given twice is an error, where `safe_load` would drop the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if key in seen:
+                line = key_node.start_mark.line + 1
+                raise yaml.YAMLError(f"'{key}' is given twice, the second time in line {line}")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
 def load_yaml(path: Path) -> dict[str, Any]:
     """A YAML file whose top level is a mapping."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Strict)
     except FileNotFoundError:
         raise UserError(f"no file at {path}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -192,7 +192,12 @@ METHODS: dict[str, Method] = {
     m.name: m
     for m in (
         Method(name="baseline", about="everything trains, Q/K from normal(0.02): the reference"),
-        Method(name="oelm_v2", about="Q/K head-wise orthogonal and frozen: the method", q=FROZEN, k=FROZEN),
+        Method(
+            name="oelm_v2",
+            about="Q/K head-wise orthogonal and frozen: the method",
+            q=FROZEN,
+            k=FROZEN,
+        ),
         Method(
             name="oelm_random",
             about="Q/K normal(0.02) and frozen: is orthogonality what helps?",
@@ -225,7 +230,9 @@ METHODS: dict[str, Method] = {
         ),
         Method(name="oelm_q_only", about="Q frozen as in oelm_v2, K trains", q=FROZEN),
         Method(name="oelm_k_only", about="K frozen as in oelm_v2, Q trains", k=FROZEN),
-        Method(name="identity_q", about="Q reads the stream itself (no matrix), K trains", q=IDENTITY),
+        Method(
+            name="identity_q", about="Q reads the stream itself (no matrix), K trains", q=IDENTITY
+        ),
         Method(
             name="identity_qk",
             about="neither Q nor K has a matrix: Q reads its slice, K its neighbour's",
@@ -307,9 +314,10 @@ def _override(base: Method, overrides: Mapping[str, Any], label: str) -> Method:
     data = {**to_mapping(base), "name": label}
     overrides = dict(overrides)
     if both := overrides.pop("qk", None):
-        overrides = {"q": {**both, **overrides.get("q", {})}, "k": {**both, **overrides.get("k", {})}} | {
-            key: value for key, value in overrides.items() if key not in ("q", "k")
-        }
+        overrides = {
+            "q": {**both, **overrides.get("q", {})},
+            "k": {**both, **overrides.get("k", {})},
+        } | {key: value for key, value in overrides.items() if key not in ("q", "k")}
     for key, value in overrides.items():
         if key in PROJECTIONS and isinstance(value, Mapping):
             value = {**data[key], **_completed(value)}

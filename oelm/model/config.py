@@ -74,7 +74,9 @@ class ModelConfig:
 
 PRESETS: dict[str, ModelConfig] = {
     "nano": ModelConfig(n_layers=4, d_model=128, n_heads=4, d_ff=512, seq_len=128, vocab_size=2048),
-    "mini": ModelConfig(n_layers=6, d_model=256, n_heads=8, d_ff=1024, seq_len=256, vocab_size=8192),
+    "mini": ModelConfig(
+        n_layers=6, d_model=256, n_heads=8, d_ff=1024, seq_len=256, vocab_size=8192
+    ),
     "medium-512": ModelConfig(),
     "gpt2-124m": ModelConfig(
         n_layers=12,

@@ -1,0 +1,146 @@
+"""One projection under a treatment: what is frozen is a buffer, what ever trains is a parameter."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from oelm.methods import PARAMETER_FREE, Treatment
+from oelm.projections import channel_order, make, stream
+
+
+class Projection(nn.Module):
+    """y = gain · (x Wᵀ + (x Aᵀ) Bᵀ) + bias, a drop-in for `nn.Linear`.
+
+    W never trains → a buffer: no gradient, no optimizer state, no decay, no all-reduce.
+    W trains late or every N steps → a parameter, opened and closed by `oelm.freezing.Gates`.
+    Some heads frozen → their rows are `frozen_weight`, the others `weight`.
+    W an identity → no tensor and no product: head h reads its slice of x.
+    """
+
+    weight: Tensor | None
+    frozen_weight: Tensor | None
+    bias: Tensor | None
+    order: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        treatment: Treatment,
+        *,
+        heads: int = 1,
+        layer: int = 0,
+        n_layers: int = 1,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.treatment, self.heads = treatment, heads
+        self.frozen = treatment.frozen_in(layer, n_layers)
+        self.trains_from = treatment.trains_from(layer, n_layers)
+        self.every = treatment.every or 1
+        self.product = treatment.init not in PARAMETER_FREE
+
+        frozen_rows = treatment.frozen_heads(heads) * (out_features // heads)
+        if self.frozen:
+            frozen_rows = 0  # the whole matrix is one buffer, called `weight` as anywhere else
+        weight = torch.empty(out_features - frozen_rows, in_features) if self.product else None
+        self._keep("weight", weight, frozen=self.frozen)
+        frozen_weight = torch.empty(frozen_rows, in_features) if frozen_rows else None
+        self._keep("frozen_weight", frozen_weight, frozen=True)
+        shuffled = treatment.init == "identity_shuffle"
+        order = torch.empty(out_features, dtype=torch.long) if shuffled else None
+        self.register_buffer("order", order, persistent=False)
+
+        has_bias = bias or treatment.bias
+        # A bias of the model's own goes with its matrix; one that the method adds always trains.
+        frozen_bias = self.frozen and not treatment.bias
+        self._keep("bias", torch.empty(out_features) if has_bias else None, frozen=frozen_bias)
+        self.gain = nn.Parameter(torch.empty(out_features)) if treatment.gain else None
+        rank = treatment.rank
+        self.low_rank_in = nn.Parameter(torch.empty(rank, in_features)) if rank else None
+        self.low_rank_out = nn.Parameter(torch.empty(out_features, rank)) if rank else None
+
+    def _keep(self, name: str, value: Tensor | None, *, frozen: bool) -> None:
+        if value is None or frozen:
+            self.register_buffer(name, value)
+        else:
+            self.register_parameter(name, nn.Parameter(value))
+
+    def init_weights(self, name: str, seed: int, frozen_seed: int, std: float) -> None:
+        """Fill every tensor from the stream of its name; frozen ones from `frozen_seed`.
+
+        W as its init says (`normal` uses `std`) · A normal(1/√in) · B 0 · gain 1 · bias 0.
+        """
+        whole = (self.out_features, self.in_features)
+        own_seed = frozen_seed if self.frozen else seed
+        t = self.treatment
+        with torch.no_grad():
+            if self.product and t.init != "keep":
+                # One draw for the whole matrix, so that freezing some heads changes no value.
+                value = make(
+                    t.init,
+                    whole,
+                    heads=self.heads,
+                    seed=own_seed,
+                    name=name,
+                    scale=t.scale,
+                    std=std,
+                )
+                rows = 0 if self.frozen_weight is None else len(self.frozen_weight)
+                if self.frozen_weight is not None:
+                    self.frozen_weight.copy_(value[:rows])
+                assert self.weight is not None
+                self.weight.copy_(value[rows:])
+            if self.order is not None:
+                self.order.copy_(torch.from_numpy(channel_order(whole, stream(frozen_seed, name))))
+            if self.bias is not None and t.init != "keep":
+                self.bias.zero_()
+            if self.gain is not None:
+                self.gain.fill_(1.0)
+            if self.low_rank_in is not None and self.low_rank_out is not None:
+                a = make(
+                    "matched",
+                    tuple(self.low_rank_in.shape),
+                    heads=1,
+                    seed=seed,
+                    name=f"{name}.low_rank",
+                )
+                self.low_rank_in.copy_(a)
+                self.low_rank_out.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, in] → […, out]."""
+        bias = self.bias if self.gain is None and self.low_rank_in is None else None
+        if not self.product:
+            y = self._read(x)
+        elif self.frozen_weight is not None:
+            y = torch.cat([F.linear(x, self.frozen_weight), F.linear(x, self.weight)], dim=-1)
+        else:
+            y = F.linear(x, self.weight, bias)
+        if self.low_rank_in is not None and self.low_rank_out is not None:
+            y = y + F.linear(F.linear(x, self.low_rank_in), self.low_rank_out)
+        if self.gain is not None:
+            y = y * self.gain
+        if self.bias is not None and (
+            bias is None or not self.product or self.frozen_weight is not None
+        ):
+            y = y + self.bias
+        return y
+
+    def _read(self, x: Tensor) -> Tensor:
+        """The slices of x that an identity projection reads; a view where it can be one."""
+        if self.order is not None:
+            y = x.index_select(-1, self.order)
+        elif self.treatment.init == "identity_shift":
+            y = x.roll(-(self.out_features // self.heads), dims=-1)[..., : self.out_features]
+        else:
+            y = x[..., : self.out_features]
+        return y if self.treatment.scale == 1 else y * self.treatment.scale
+
+    def extra_repr(self) -> str:
+        """Shown by `print(model)`."""
+        state = "frozen" if self.frozen else self.treatment.trains
+        return (
+            f"{self.in_features}, {self.out_features}, init={self.treatment.init}, trains={state}"
+        )

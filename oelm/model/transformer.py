@@ -1,0 +1,159 @@
+"""The trunk that the decoder and the encoder share: embeddings, blocks, final norm."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from oelm.errors import UserError
+from oelm.methods import Method
+from oelm.model.attention import Attention, Cache, rotation_table
+from oelm.model.config import ModelConfig
+from oelm.model.projection import Projection
+from oelm.projections import normal, stream
+
+
+class MLP(nn.Module):
+    """Two projections with GELU between them, or SwiGLU, whose gate is treated as `up` is."""
+
+    def __init__(self, config: ModelConfig, method: Method, layer: int) -> None:
+        super().__init__()
+        place = {"layer": layer, "n_layers": config.n_layers}
+        d, d_ff, bias = config.d_model, config.d_ff, config.mlp_bias
+        self.activation = config.activation
+        self.up = Projection(d, d_ff, method.up, bias=bias, **place)
+        gated = config.activation == "swiglu"
+        self.gate = Projection(d, d_ff, method.up, bias=bias, **place) if gated else None
+        self.down = Projection(d_ff, d, method.down, bias=bias, **place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, d_model] → […, d_model]."""
+        if self.gate is not None:
+            h = F.silu(self.gate(x)) * self.up(x)
+        else:
+            h = F.gelu(self.up(x), approximate="tanh" if self.activation == "gelu_tanh" else "none")
+        y: Tensor = self.down(h)
+        return y
+
+
+class Block(nn.Module):
+    """Pre-norm residual block: attention, then MLP."""
+
+    def __init__(self, config: ModelConfig, method: Method, layer: int, *, causal: bool) -> None:
+        super().__init__()
+        self.attention_norm = make_norm(config)
+        self.attention = Attention(config, method, layer, causal=causal)
+        self.mlp_norm = make_norm(config)
+        self.mlp = MLP(config, method, layer)
+        self.dropout = config.dropout
+
+    def forward(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor] | None = None,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+        start: int = 0,
+    ) -> Tensor:
+        """[B, T, D] → [B, T, D]."""
+        x = x + self._drop(self.attention(self.attention_norm(x), rotation, mask, cache, start))
+        return x + self._drop(self.mlp(self.mlp_norm(x)))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+def make_norm(config: ModelConfig) -> nn.Module:
+    """The norm that the config names."""
+    if config.norm == "layernorm":
+        return nn.LayerNorm(config.d_model, eps=1e-5)
+    return nn.RMSNorm(config.d_model, eps=1e-6)
+
+
+class Transformer(nn.Module):
+    """Tokens → hidden states, with every projection treated as the method says."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: ModelConfig, method: Method, *, causal: bool) -> None:
+        super().__init__()
+        method.check(config.n_layers, config.n_heads)
+        self.config, self.method = config, method
+        self.activation_checkpointing = False
+        self.token_embedding = _embedding(config.vocab_size, config.d_model)
+        learned = config.positions == "learned"
+        self.position_embedding = _embedding(config.seq_len, config.d_model) if learned else None
+        self.blocks = nn.ModuleList(
+            Block(config, method, layer, causal=causal) for layer in range(config.n_layers)
+        )
+        self.final_norm = make_norm(config)
+        if config.positions == "rope":
+            cos, sin = rotation_table(config.seq_len, config.d_head, config.rope_theta)
+            self.register_buffer("cos", cos, persistent=False)
+            self.register_buffer("sin", sin, persistent=False)
+
+    def init_weights(self, seed: int, frozen_seed: int) -> None:
+        """Give every tensor its first value, from a stream keyed by (seed, name).
+
+        | tensor | value |
+        |---|---|
+        | token and position embedding, untied head | normal, std 0.02 |
+        | Q, K, V, MLP up (and gate) | as treated; `normal` has std 0.02 |
+        | O, MLP down | as treated; `normal` has std 0.02 / √(2 · n_layers), so that the residual stream does not grow with depth |
+        | low-rank A, B | normal with std 1/√d, 0 |
+        | norm weights, gains, temperatures | 1 |
+        | biases, relative-position bias | 0 |
+        """
+        residual_std = 0.02 / math.sqrt(2 * self.config.n_layers)
+        for name, module in self.named_modules():
+            if isinstance(module, Projection):
+                std = residual_std if name.endswith((".o", ".down")) else 0.02
+                module.init_weights(f"{name}.weight", seed, frozen_seed, std)
+            elif isinstance(module, nn.Embedding | nn.Linear):
+                fill_normal(module.weight, seed, f"{name}.weight")
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def hidden(
+        self,
+        tokens_BT: Tensor,
+        mask: Tensor | None = None,
+        cache: Sequence[Cache] | None = None,
+        start: int = 0,
+    ) -> Tensor:
+        """The normalised hidden states [B, T, D] that a head reads."""
+        T = tokens_BT.shape[1]
+        if start + T > self.config.seq_len:
+            raise UserError(
+                f"a sequence of {start + T} tokens is longer than the model's seq_len {self.config.seq_len}"
+            )
+        x = self.token_embedding(tokens_BT)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding.weight[start : start + T]
+        x = F.dropout(x, self.config.dropout, self.training)
+        rotation = None
+        if self.config.positions == "rope":
+            rotation = self.cos[start : start + T], self.sin[start : start + T]
+        for i, block in enumerate(self.blocks):
+            if self.activation_checkpointing and self.training:
+                x = checkpoint(block, x, rotation, mask, use_reentrant=False)
+            else:
+                x = block(x, rotation, mask, cache[i] if cache else None, start)
+        h: Tensor = self.final_norm(x)
+        return h
+
+
+def _embedding(rows: int, width: int) -> nn.Embedding:
+    """An embedding left empty: `init_weights` fills it, and filling it twice would be waste."""
+    return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
+
+
+def fill_normal(weight: Tensor, seed: int, name: str, std: float = 0.02) -> None:
+    """Fill with the normal draw that belongs to `name`."""
+    value = normal((weight.shape[0], weight.shape[1]), 1, stream(seed, name), std)
+    with torch.no_grad():
+        weight.copy_(torch.from_numpy(value))
