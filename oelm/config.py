@@ -145,7 +145,7 @@ class _Strict(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
                 line = key.start_mark.line + 1
-                raise yaml.YAMLError(f"'{key.value}' is given twice, the second time in line {line}")
+                raise yaml.YAMLError(f"'{key.value}' is given twice, again in line {line}")
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
         return super().construct_mapping(node, deep)
 
