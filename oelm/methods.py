@@ -181,8 +181,10 @@ class Method:
             )
 
 
-def _qk(**treatment: Any) -> dict[str, Treatment]:
-    return {"q": Treatment(**treatment), "k": Treatment(**treatment)}
+def _qk(name: str, about: str, *, temperature: bool = False, **treatment: Any) -> Method:
+    """A method that treats Q and K alike and leaves the rest alone."""
+    both = Treatment(**treatment)
+    return Method(name=name, about=about, q=both, k=both, temperature=temperature)
 
 
 FROZEN = Treatment(init="headwise", trains="never")
@@ -198,35 +200,25 @@ METHODS: dict[str, Method] = {
             q=FROZEN,
             k=FROZEN,
         ),
-        Method(
-            name="oelm_random",
-            about="Q/K normal(0.02) and frozen: is orthogonality what helps?",
-            **_qk(trains="never"),
+        _qk(
+            "oelm_random",
+            "Q/K normal(0.02) and frozen: is orthogonality what helps?",
+            trains="never",
         ),
-        Method(
-            name="oelm",
-            about="v1: Q/K one global orthogonal matrix, frozen",
-            **_qk(init="global", trains="never"),
+        _qk("oelm", "v1: Q/K one global orthogonal matrix, frozen", init="global", trains="never"),
+        _qk("oelm_no_freeze", "Q/K start as in oelm_v2 and train: its twin", init="headwise"),
+        _qk("oelm_v1_no_freeze", "Q/K start as in oelm (v1) and train: its twin", init="global"),
+        _qk(
+            "random_matched",
+            "Q/K normal with std 1/√d, frozen: oelm_v2's scale without its orthogonality",
+            init="matched",
+            trains="never",
         ),
-        Method(
-            name="oelm_no_freeze",
-            about="Q/K start as in oelm_v2 and train: its twin",
-            **_qk(init="headwise"),
-        ),
-        Method(
-            name="oelm_v1_no_freeze",
-            about="Q/K start as in oelm (v1) and train: its twin",
-            **_qk(init="global"),
-        ),
-        Method(
-            name="random_matched",
-            about="Q/K normal with std 1/√d, frozen: oelm_v2's scale without its orthogonality",
-            **_qk(init="matched", trains="never"),
-        ),
-        Method(
-            name="oelm_hadamard",
-            about="Q/K signed Hadamard rows, frozen: orthonormal, rebuilt exactly from a seed",
-            **_qk(init="hadamard", trains="never"),
+        _qk(
+            "oelm_hadamard",
+            "Q/K signed Hadamard rows, frozen: orthonormal, rebuilt exactly from a seed",
+            init="hadamard",
+            trains="never",
         ),
         Method(name="oelm_q_only", about="Q frozen as in oelm_v2, K trains", q=FROZEN),
         Method(name="oelm_k_only", about="K frozen as in oelm_v2, Q trains", k=FROZEN),
@@ -242,41 +234,51 @@ METHODS: dict[str, Method] = {
         Method(
             name="identity_lowrank",
             about="Q identity, K a fixed shuffle of channels, each with a trained rank-8 update",
-            q=dataclasses.replace(IDENTITY, rank=8),
+            q=Treatment(init="identity", trains="never", rank=8),
             k=Treatment(init="identity_shuffle", trains="never", rank=8),
         ),
-        Method(
-            name="oelm_temperature",
-            about="oelm_v2 with a learned temperature per head",
-            q=FROZEN,
-            k=FROZEN,
+        _qk(
+            "oelm_temperature",
+            "oelm_v2 with a learned temperature per head",
+            init="headwise",
+            trains="never",
             temperature=True,
         ),
-        Method(
-            name="oelm_gain",
-            about="oelm_v2 with learned gains per channel of q and k, and temperatures",
-            **_qk(init="headwise", trains="never", gain=True),
+        _qk(
+            "oelm_gain",
+            "oelm_v2 with learned gains per channel of q and k, and temperatures",
+            init="headwise",
+            trains="never",
+            gain=True,
             temperature=True,
         ),
-        Method(
-            name="oelm_bias",
-            about="oelm_v2 with trained biases on q and k (with RoPE: a learned relative-position kernel)",
-            **_qk(init="headwise", trains="never", bias=True),
+        _qk(
+            "oelm_bias",
+            "oelm_v2 with trained biases on q and k (with RoPE: a learned kernel of distance)",
+            init="headwise",
+            trains="never",
+            bias=True,
         ),
-        Method(
-            name="oelm_lowrank",
-            about="oelm_v2 with a trained rank-8 update of Q and K",
-            **_qk(init="headwise", trains="never", rank=8),
+        _qk(
+            "oelm_lowrank",
+            "oelm_v2 with a trained rank-8 update of Q and K",
+            init="headwise",
+            trains="never",
+            rank=8,
         ),
-        Method(
-            name="oelm_thaw",
-            about="oelm_v2 until half of training, then Q/K train",
-            **_qk(init="headwise", trains="late", thaw_at=0.5),
+        _qk(
+            "oelm_thaw",
+            "oelm_v2 until half of training, then Q/K train",
+            init="headwise",
+            trains="late",
+            thaw_at=0.5,
         ),
-        Method(
-            name="oelm_layers",
-            about="oelm_v2 in the lower half of the layers, Q/K train in the upper half",
-            **_qk(init="headwise", trains="ratio", freeze_ratio=0.5),
+        _qk(
+            "oelm_layers",
+            "oelm_v2 in the lower half of the layers, Q/K train in the upper half",
+            init="headwise",
+            trains="ratio",
+            freeze_ratio=0.5,
         ),
         Method(
             name="qk_ffn",

@@ -11,7 +11,7 @@ CHUNK_ELEMENTS = 2**25  # of logits at a time: 667 rows of the GPT-2 vocabulary
 
 def linear_cross_entropy(h_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
     """Mean cross-entropy of the logits h Wᵀ, over the targets that are not −100."""
-    loss: Tensor = _LinearCrossEntropy.apply(h_ND, weight_VD, targets_N)
+    loss: Tensor = _LinearCrossEntropy.apply(h_ND, weight_VD, targets_N)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -31,8 +31,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=h.device)
         rows = max(1, CHUNK_ELEMENTS // len(weight))
         with torch.autocast(kind, enabled=False):
-            for part in torch.arange(len(h)).split(rows):
-                at = slice(int(part[0]), int(part[-1]) + 1)
+            for first in range(0, len(h), rows):
+                at = slice(first, first + rows)
                 target = targets[at].clamp(min=0)[:, None]
                 log_p = F.log_softmax((hidden[at] @ matrix.T).float(), dim=-1)
                 row_weight = kept[at, None] * scale

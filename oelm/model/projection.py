@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oelm.methods import PARAMETER_FREE, Treatment
-from oelm.projections import channel_order, make, stream
+from oelm.projections import channel_order, make, matched, stream
 
 
 class Projection(nn.Module):
@@ -39,12 +39,12 @@ class Projection(nn.Module):
         self.frozen = treatment.frozen_in(layer, n_layers)
         self.trains_from = treatment.trains_from(layer, n_layers)
         self.every = treatment.every or 1
-        self.product = treatment.init not in PARAMETER_FREE
 
         frozen_rows = treatment.frozen_heads(heads) * (out_features // heads)
         if self.frozen:
             frozen_rows = 0  # the whole matrix is one buffer, called `weight` as anywhere else
-        weight = torch.empty(out_features - frozen_rows, in_features) if self.product else None
+        has_matrix = treatment.init not in PARAMETER_FREE
+        weight = torch.empty(out_features - frozen_rows, in_features) if has_matrix else None
         self._keep("weight", weight, frozen=self.frozen)
         frozen_weight = torch.empty(frozen_rows, in_features) if frozen_rows else None
         self._keep("frozen_weight", frozen_weight, frozen=True)
@@ -76,7 +76,7 @@ class Projection(nn.Module):
         own_seed = frozen_seed if self.frozen else seed
         t = self.treatment
         with torch.no_grad():
-            if self.product and t.init != "keep":
+            if self.weight is not None and t.init != "keep":
                 # One draw for the whole matrix, so that freezing some heads changes no value.
                 value = make(
                     t.init,
@@ -90,7 +90,6 @@ class Projection(nn.Module):
                 rows = 0 if self.frozen_weight is None else len(self.frozen_weight)
                 if self.frozen_weight is not None:
                     self.frozen_weight.copy_(value[:rows])
-                assert self.weight is not None
                 self.weight.copy_(value[rows:])
             if self.order is not None:
                 self.order.copy_(torch.from_numpy(channel_order(whole, stream(frozen_seed, name))))
@@ -99,34 +98,27 @@ class Projection(nn.Module):
             if self.gain is not None:
                 self.gain.fill_(1.0)
             if self.low_rank_in is not None and self.low_rank_out is not None:
-                a = make(
-                    "matched",
-                    tuple(self.low_rank_in.shape),
-                    heads=1,
-                    seed=seed,
-                    name=f"{name}.low_rank",
-                )
-                self.low_rank_in.copy_(a)
+                a = stream(seed, f"{name}.low_rank")
+                shape = (len(self.low_rank_in), self.in_features)
+                self.low_rank_in.copy_(torch.from_numpy(matched(shape, 1, a)))
                 self.low_rank_out.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, in] → […, out]."""
-        bias = self.bias if self.gain is None and self.low_rank_in is None else None
-        if not self.product:
+        plain = self.gain is None and self.low_rank_in is None and self.frozen_weight is None
+        if self.weight is None:
             y = self._read(x)
+        elif plain:
+            return F.linear(x, self.weight, self.bias)
         elif self.frozen_weight is not None:
             y = torch.cat([F.linear(x, self.frozen_weight), F.linear(x, self.weight)], dim=-1)
         else:
-            y = F.linear(x, self.weight, bias)
+            y = F.linear(x, self.weight)
         if self.low_rank_in is not None and self.low_rank_out is not None:
             y = y + F.linear(F.linear(x, self.low_rank_in), self.low_rank_out)
         if self.gain is not None:
             y = y * self.gain
-        if self.bias is not None and (
-            bias is None or not self.product or self.frozen_weight is not None
-        ):
-            y = y + self.bias
-        return y
+        return y if self.bias is None else y + self.bias
 
     def _read(self, x: Tensor) -> Tensor:
         """The slices of x that an identity projection reads; a view where it can be one."""

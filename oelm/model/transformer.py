@@ -103,7 +103,7 @@ class Transformer(nn.Module):
         |---|---|
         | token and position embedding, untied head | normal, std 0.02 |
         | Q, K, V, MLP up (and gate) | as treated; `normal` has std 0.02 |
-        | O, MLP down | as treated; `normal` has std 0.02 / √(2 · n_layers), so that the residual stream does not grow with depth |
+        | O, MLP down | as treated; `normal` has std 0.02 / √(2 · n_layers): depth adds no variance |
         | low-rank A, B | normal with std 1/√d, 0 |
         | norm weights, gains, temperatures | 1 |
         | biases, relative-position bias | 0 |
