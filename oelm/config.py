@@ -92,7 +92,7 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
     elif origin is dict or hint is dict:
         if isinstance(value, Mapping):
             return dict(value)
-    elif dataclasses.is_dataclass(hint):
+    elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
         if isinstance(value, hint):
             return value
         if isinstance(value, Mapping):

@@ -31,11 +31,11 @@ def plain_name(name: str) -> str:
 
 
 def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter and every stored floating-point buffer once, by its plain name."""
+    """Every parameter and every stored buffer once, by its plain name."""
     stored = {id(t) for t in model.state_dict(keep_vars=True).values()}
     yield from ((plain_name(name), p) for name, p in model.named_parameters())
     for name, buffer in model.named_buffers():
-        if id(buffer) in stored and buffer.is_floating_point():
+        if id(buffer) in stored:
             yield plain_name(name), buffer
 
 
@@ -156,6 +156,8 @@ def count(model: nn.Module) -> dict[str, Any]:
     by_layer: dict[str, Counter[str]] = {}
     frozen_bytes = 0
     for name, tensor in weights(model):
+        if not tensor.is_floating_point():
+            continue  # an order of channels is not a weight
         kind = "frozen" if role[name] == "frozen" else "trainable"
         totals[kind] += tensor.numel()
         by_layer.setdefault(_layer(name), Counter())[kind] += tensor.numel()

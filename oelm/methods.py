@@ -4,7 +4,6 @@ To add a method, add one entry to `METHODS`. A method names, for each of the six
 block, how its matrix is made (`init`, a function of `oelm/projections.py`) and when it trains.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,12 +1,21 @@
-"""Head and cross-entropy together, in row chunks that never hold all the logits."""
+"""Head and cross-entropy together, in row chunks that never hold all the logits.
+
+Three forms were measured at 4,096 rows × 50,257 classes on two CPU cores (`benchmarks/loss.py`):
+the plain `F.cross_entropy(h @ W.T)`, torch's chunked `F.linear_cross_entropy`, and this one. This
+one won in time (about 1.5× either) and memory: the gradient is formed in the forward pass while a
+chunk's probabilities are at hand, in one buffer that every chunk uses again, so that no logit is
+computed twice and none is stored. Chunks of 500 to 1,000 rows were best; smaller ones lose in the
+products, larger ones in the cache.
+"""
+
+import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 IGNORED = -100
-CHUNK_ELEMENTS = 2**25  # of logits at a time: 667 rows of the GPT-2 vocabulary
+CHUNK_ELEMENTS = 2**25  # logits at a time
 
 
 def linear_cross_entropy(h_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
@@ -16,42 +25,55 @@ def linear_cross_entropy(h_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> 
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The gradient is formed in the forward pass, while a chunk's probabilities are at hand."""
-
     @staticmethod
     def forward(ctx: FunctionCtx, h: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        grad_h = torch.empty_like(h) if ctx.needs_input_grad[0] else None  # type: ignore[attr-defined]
-        grad_w = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None  # type: ignore[attr-defined]
-        # Cast once rather than once per chunk: autocast would do the latter here.
-        kind = h.device.type
-        low = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else h.dtype
+        need_h, need_w, _ = ctx.needs_input_grad  # type: ignore[attr-defined]
+        device = h.device.type
+        low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else h.dtype
+        exact = torch.promote_types(h.dtype, torch.float32)
+        # Cast once: under autocast every chunk's product would cast the whole matrix again.
         hidden, matrix = h.to(low), weight.to(low)
-        kept = targets != IGNORED
-        scale = 1.0 / kept.sum().clamp(min=1).to(torch.float32)
-        total = torch.zeros((), dtype=torch.float32, device=h.device)
-        rows = max(1, CHUNK_ELEMENTS // len(weight))
-        with torch.autocast(kind, enabled=False):
+        grad_h = torch.empty_like(h) if need_h else None
+        grad_w = torch.zeros_like(weight) if need_w else None
+
+        kept_N1 = (targets != IGNORED)[:, None]
+        row_weight_N1 = kept_N1 / kept_N1.sum().clamp(min=1).to(exact)
+        target_N1 = targets.clamp(min=0)[:, None]
+        total = torch.zeros((), dtype=exact, device=h.device)
+        chunks = max(1, math.ceil(len(h) * len(weight) / CHUNK_ELEMENTS))
+        rows = max(1, math.ceil(len(h) / chunks))
+        buffer = torch.empty(rows, len(weight), dtype=low, device=h.device)
+        with torch.autocast(device, enabled=False):
             for first in range(0, len(h), rows):
-                at = slice(first, first + rows)
-                target = targets[at].clamp(min=0)[:, None]
-                log_p = F.log_softmax((hidden[at] @ matrix.T).float(), dim=-1)
-                row_weight = kept[at, None] * scale
-                total -= (log_p.gather(1, target) * row_weight).sum()
+                at = slice(first, min(first + rows, len(h)))
+                target, share = target_N1[at], row_weight_N1[at]
+                product = torch.mm(hidden[at], matrix.T, out=buffer[: len(target)])
+                logits = product.to(exact)  # the buffer itself in float32
+                chosen = logits.gather(1, target)
+                largest = logits.amax(1, keepdim=True)
+                p = logits.sub_(largest).exp_()
+                mass = p.sum(1, keepdim=True)
+                total += ((mass.log() + largest - chosen) * share).sum()
                 if grad_h is None and grad_w is None:
                     continue
-                grad = log_p.exp_()
-                grad.scatter_add_(1, target, torch.full_like(target, -1.0, dtype=grad.dtype))
-                grad = (grad * row_weight).to(low)
+                p.div_(mass).scatter_add_(1, target, torch.full_like(chosen, -1.0))
+                # The mean's weights go into the narrow factors, sparing a pass over the wide one.
+                p = p.to(low)
                 if grad_h is not None:
-                    grad_h[at] = grad @ matrix
+                    grad_h[at] = torch.mm(p, matrix) * share
                 if grad_w is not None:
-                    grad_w += grad.T @ hidden[at]
+                    grad_w.addmm_(p.T.to(grad_w.dtype), (hidden[at] * share).to(grad_w.dtype))
         ctx.grads = grad_h, grad_w  # type: ignore[attr-defined]
         return total
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad_loss: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+    def backward(  # type: ignore[override]
+        ctx: FunctionCtx, grad_loss: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, None]:
+        if ctx.grads is None:  # type: ignore[attr-defined]
+            raise RuntimeError("this loss keeps its gradient for one backward pass only")
         grad_h, grad_w = ctx.grads  # type: ignore[attr-defined]
+        ctx.grads = None  # type: ignore[attr-defined]
         for grad in (grad_h, grad_w):
             if grad is not None:
                 grad.mul_(grad_loss)

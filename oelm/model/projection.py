@@ -50,7 +50,7 @@ class Projection(nn.Module):
         self._keep("frozen_weight", frozen_weight, frozen=True)
         shuffled = treatment.init == "identity_shuffle"
         order = torch.empty(out_features, dtype=torch.long) if shuffled else None
-        self.register_buffer("order", order, persistent=False)
+        self.register_buffer("order", order)
 
         has_bias = bias or treatment.bias
         # A bias of the model's own goes with its matrix; one that the method adds always trains.
