@@ -5,6 +5,7 @@ or, in YAML, as a mapping (`{preset: nano, positions: rope, n_layers: 2}`).
 """
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 def split_spec(text: str) -> tuple[str, dict[str, Any]]:
     """`name,a=1,b.c=x` → `("name", {"a": 1, "b": {"c": "x"}})`; values are read as YAML."""
-    name, *pairs = text.split(",")
+    name, *pairs = re.split(r",(?![^\[]*\])", text)  # a comma inside [brackets] separates list items
     overrides: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

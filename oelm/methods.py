@@ -153,8 +153,9 @@ class Method:
 
     @property
     def freezes(self) -> bool:
-        """Whether any projection is frozen somewhere or for some time."""
-        return any(self.treatment(p).trains != "always" for p in PROJECTIONS)
+        """Whether any matrix is frozen somewhere or for some time (an absent one is not)."""
+        treatments = [self.treatment(p) for p in PROJECTIONS]
+        return any(t.trains != "always" and t.init not in PARAMETER_FREE for t in treatments)
 
     def check(self, n_layers: int, n_heads: int) -> None:
         """Refuse a method that cannot mean anything in a model of this shape."""
@@ -333,3 +334,14 @@ def _completed(treatment: Mapping[str, Any]) -> dict[str, Any]:
         cleared = {"layers": (), "freeze_ratio": None, "ratio_of": "layers", "thaw_at": None}
         return {**cleared, "thaw_by_layer": False, "every": None, **given}
     return given
+
+
+def freeze_qk(spec: str, frozen: bool) -> str:
+    """`spec` with Q and K frozen or trained, under the name of the method that this is, if it has one."""
+    wanted = method(f"{spec},qk.trains={'never' if frozen else 'always'}")
+    for known in METHODS.values():
+        if all(known.treatment(p) == wanted.treatment(p) for p in PROJECTIONS) and (
+            known.temperature == wanted.temperature and known.lr_by_layer == wanted.lr_by_layer
+        ):
+            return known.name
+    return wanted.name
