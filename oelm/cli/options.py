@@ -16,7 +16,9 @@ T = TypeVar("T")
 SYNONYMS = {"--model-type": "--method"}
 
 
-def parse(target: Callable[..., T], argv: Sequence[str], *, prog: str) -> T:
+def parse(
+    target: Callable[..., T], argv: Sequence[str], *, prog: str, default: T | None = None
+) -> T:
     """Call `target` with the options in `argv`; whatever tyro would put in a box becomes one line."""
     args = [_normal(a) for a in argv]
     known = _options(target)
@@ -27,6 +29,8 @@ def parse(target: Callable[..., T], argv: Sequence[str], *, prog: str) -> T:
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
+            if default is not None:
+                return tyro.cli(target, args=args, prog=prog, default=default)  # type: ignore[call-overload, no-any-return]
             return tyro.cli(target, args=args, prog=prog)
     except SystemExit as stop:
         if stop.code in (0, None):

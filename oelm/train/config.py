@@ -79,7 +79,13 @@ class TrainConfig:
     """Further sinks of the metrics: tensorboard, wandb, trackio."""
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "batch_size", "grad_accumulation", "eval_interval", "save_interval"):
+        for name in (
+            "max_steps",
+            "batch_size",
+            "grad_accumulation",
+            "eval_interval",
+            "save_interval",
+        ):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not self.max_lr > 0:

@@ -1,0 +1,121 @@
+"""AdamW with decay on matrices only, the learning-rate schedules, and the guard of each step."""
+
+import math
+import re
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from oelm.freezing import Gates, plain_name
+from oelm.methods import Method
+from oelm.train.config import TrainConfig
+from oelm.train.errors import NonFiniteError
+
+WSD_DECAY = 0.2  # of training: the length of the decay at the end of `wsd`
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """The learning rate of a step (counted from 0), before any multiplier."""
+    high, low, warmup = config.max_lr, config.last_lr, config.warmup_steps
+    if step < warmup:
+        return high * (step + 1) / warmup
+    progress = (step - warmup) / max(1, config.max_steps - 1 - warmup)
+    if config.schedule == "cosine":
+        return low + (high - low) * 0.5 * (1 + math.cos(math.pi * progress))
+    if config.schedule == "linear":
+        return high + (low - high) * progress
+    if config.schedule == "wsd":
+        start = (1 - WSD_DECAY) * (config.max_steps - 1)
+        return high + (low - high) * max(0.0, (step - start) / (config.max_steps - 1 - start or 1))
+    return high
+
+
+def build_optimizer(
+    model: nn.Module, method: Method, gates: Gates, config: TrainConfig
+) -> torch.optim.AdamW:
+    """Every parameter that ever trains, in groups that share decay, multiplier and thaw step."""
+    groups: dict[tuple[bool, float, int], list[Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        name = plain_name(name)
+        decays = parameter.ndim >= 2 and not name.endswith("bias")
+        key = decays, _multiplier(name, method), gates.first_step(name)
+        groups.setdefault(key, []).append(parameter)
+    return torch.optim.AdamW(
+        [
+            {
+                "params": parameters,
+                "weight_decay": config.weight_decay if decays else 0.0,
+                "multiplier": multiplier,
+                "first_step": first_step,
+            }
+            for (decays, multiplier, first_step), parameters in groups.items()
+        ],
+        lr=torch.tensor(config.max_lr) if config.compile else config.max_lr,
+        betas=(config.beta1, config.beta2),
+        fused=True,
+    )
+
+
+def _multiplier(name: str, method: Method) -> float:
+    layer = re.search(r"\bblocks\.(\d+)\.", name)
+    return method.lr_by_layer[int(layer[1])] if layer and method.lr_by_layer else 1.0
+
+
+def set_learning_rates(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int) -> float:
+    """Give each group its rate for this step; what has just thawed is warmed up on its own."""
+    rate = learning_rate(config, step)
+    for group in optimizer.param_groups:
+        since = step - group["first_step"]
+        thawing = group["first_step"] > 0 and since < config.thaw_warmup
+        warm = max(0, since + 1) / config.thaw_warmup if thawing else 1.0
+        group["lr"] = rate * group["multiplier"] * warm
+    return rate
+
+
+def clip_gradients(parameters: Iterable[Tensor], clip: float) -> Tensor:
+    """Scale the gradients to a norm of at most `clip` (0: leave them); returns the norm before."""
+    trained = [p for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+    if hasattr(norm, "full_tensor"):  # FSDP: each rank holds a part of it
+        norm = norm.full_tensor()
+    if clip:
+        torch.nn.utils.clip_grads_with_norm_(trained, clip, norm)
+    return norm
+
+
+class Guard:
+    """Lets a step with a non-finite gradient change nothing, without waiting for the device.
+
+    The fused optimizer reads the verdict on the device itself; the host looks at the count only
+    when it reads results anyway, and always before a save.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, allowed: int, device: torch.device
+    ) -> None:
+        self.optimizer, self.allowed = optimizer, allowed
+        self.count = torch.zeros((), dtype=torch.long, device=device)
+        self.latest = torch.full((), -1, dtype=torch.long, device=device)
+
+    def watch(self, step: int, norm: Tensor, *, scaled: bool) -> Tensor:
+        """Note whether this step is good (a boolean tensor); call between clipping and stepping.
+
+        With fp16 the scaler skips steps by itself, as part of finding its scale.
+        """
+        good = norm.isfinite()
+        if not scaled:
+            self.optimizer.found_inf = (~good).float()  # type: ignore[attr-defined]
+            self.count += ~good
+            self.latest = torch.where(good, self.latest, step)
+        return good
+
+    def check(self, batch: str) -> None:
+        """Raise if there were more bad steps than allowed."""
+        if (found := int(self.count)) > self.allowed:
+            tolerated = f" ({found} such steps, {self.allowed} allowed)" if self.allowed else ""
+            raise NonFiniteError(
+                f"the gradient of step {int(self.latest) + 1} is not finite{tolerated}; "
+                f"its batch is {batch.format(step=int(self.latest))}; last.pt is from before. "
+                "Lower max_lr, lengthen the warm-up, or allow some with --skip_bad_steps"
+            )
