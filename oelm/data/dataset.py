@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +79,22 @@ class Dataset:
             raise UserError(f"{file} was altered since it was written; prepare the dataset again")
         return tokenizer
 
-    def documents(self, split: str, start: int = 0) -> Iterator[npt.NDArray[Any]]:
-        """The ids of each document of a split from number `start` on, end-of-text left out."""
-        tokens = self.tokens(split)
-        number, begin = 0, 0
+    def documents(self, split: str) -> Iterator[npt.NDArray[Any]]:
+        """The ids of each document of a split, its end-of-text left out."""
+        tokens, begin = self.tokens(split), 0
         for block in range(0, len(tokens), 2**22):
             for end in block + np.flatnonzero(tokens[block : block + 2**22] == self.eot):
-                if number >= start:
-                    yield tokens[begin:end]
-                number, begin = number + 1, int(end) + 1
+                yield tokens[begin:end]
+                begin = int(end) + 1
+
+    def document(self, split: str, number: int) -> npt.NDArray[Any]:
+        """The ids of document `number` of a split, counted from 0."""
+        total = self.meta["splits"][split]["documents"]
+        if not 0 <= number < total:
+            raise UserError(
+                f"{split} of '{self.name}' has documents 0 to {total - 1:,}, not {number:,}"
+            )
+        return next(islice(self.documents(split), number, None))
 
     def require_vocabulary(self, vocab_size: int, tokenizer_sha256: str | None = None) -> None:
         """Refuse a model whose vocabulary is not this dataset's."""

@@ -1,117 +1,225 @@
-"""Corpus → tokens: read, assign to a split, tokenize in workers, write in order, publish at once."""
+"""Corpus → dataset: read, assign to a split, tokenize in workers, write in order, publish at once."""
 
 import hashlib
 import json
 import os
-import shutil
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from oelm.config import to_mapping
 from oelm.data import tokenizers
 from oelm.data.corpora import Corpus
 from oelm.data.dataset import SCHEMA, SPLITS, Dataset, data_home
+from oelm.data.encode import Document, encoded
+from oelm.data.publish import published
 from oelm.data.tokenizers import Tokenizer
+from oelm.errors import UserError
 from oelm.version import __version__
 
-CHUNK_BYTES = 2**19
-Document = tuple[int, str]
+Progress = Callable[[str, float | None, int, int], None]
+"""Told what is being done, the share that is done if known, and documents and tokens so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """All that decides what a dataset holds, besides the text itself."""
+
+    tokenizer: str
+    val: float
+    test: float
+    max_tokens: int | None = None
+    max_docs: int | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.val, self.test) < 0 or self.val + self.test >= 1:
+            raise UserError(
+                f"val {self.val} and test {self.test} must be shares that leave some text for train"
+            )
+        for name in ("max_tokens", "max_docs"):
+            if (limit := getattr(self, name)) is not None and limit < 1:
+                raise UserError(f"{name} must be at least 1, not {limit}")
+
+
+def prepare(
+    corpus: Corpus,
+    tokenizer: str = "gpt2",
+    *,
+    name: str | None = None,
+    out: Path | None = None,
+    val: float | None = None,
+    test: float | None = None,
+    max_tokens: int | None = None,
+    max_docs: int | None = None,
+    workers: int | None = None,
+    force: bool = False,
+    progress: Progress = lambda *_: None,
+) -> Dataset:
+    """The dataset of a corpus; one that is there already and was made alike is opened and returned."""
+    recipe = Recipe(
+        tokenizer=tokenizer,
+        val=corpus.held_out if val is None else val,
+        test=corpus.held_out if test is None else test,
+        max_tokens=max_tokens,
+        max_docs=max_docs,
+    )
+    asked = {**to_mapping(recipe), "corpus": corpus.origin()}
+    name = name or (out.name if out else dataset_name(corpus.name, tokenizer))
+    out = out or data_home() / "datasets" / name
+    if (out / "meta.json").exists() and not force:
+        return _same(Dataset.open(out), asked)
+    if out.exists() and not (out / "meta.json").exists() and any(out.iterdir()):
+        raise UserError(f"{out} holds other files; choose an empty or a new folder")
+    with published(out) as folder:
+        encoder = _tokenizer(corpus, recipe, progress)
+        splits = _write(folder, corpus, recipe, encoder, workers or os.cpu_count() or 1, progress)
+        _refuse_empty(splits)
+        (folder / "tokenizer.json").write_text(encoder.json, encoding="utf-8")
+        meta = {
+            "schema": SCHEMA,
+            "name": name,
+            "version": __version__,
+            "corpus": corpus.origin(),
+            "tokenizer": {
+                "name": tokenizer,
+                "sha256": encoder.sha256,
+                "vocab_size": encoder.vocab_size,
+                "eot": encoder.eot,
+            },
+            "dtype": np.dtype(encoder.dtype).name,
+            "split_rule": split_rule(corpus, recipe),
+            "splits": splits,
+            "recipe": asked,
+        }
+        (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    return Dataset.open(out)
 
 
 def dataset_name(corpus: str, tokenizer: str) -> str:
-    """`sotu` and `bpe:2048` → `sotu-bpe2048`."""
-    return f"{corpus}-{Path(tokenizer).stem if '/' in tokenizer else tokenizer.replace(':', '')}"
+    """`sotu` and `bpe:2048` → `sotu-bpe2048`; a tokenizer's file gives its folder's or its own name."""
+    path = Path(tokenizer)
+    if path.exists() and tokenizer not in ("gpt2", "bytes"):
+        label = path.resolve().parent.name if path.name == "tokenizer.json" else path.resolve().stem
+    else:
+        label = tokenizer.replace(":", "")
+    return f"{corpus}-{label}"
 
 
 def split_of(text: str, val: float, test: float) -> int:
-    """0, 1, 2 for train, val, test, by a hash of the text: duplicates stay together, and where a
-    document goes depends on no other document.
+    """The number of the split a document goes to, by a hash of its text.
+
+    Equal documents stay together, and where one goes depends on no other: growing the corpus moves none.
     """
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     place = int.from_bytes(digest, "big") / 2**64
     return 1 if place < val else 2 if place < val + test else 0
 
 
-def prepare(corpus: Corpus, tokenizer: str = "gpt2", workers: int | None = None) -> Dataset:
-    """Tokenize a corpus into a dataset."""
-    name = dataset_name(corpus.name, tokenizer)
-    out = data_home() / "datasets" / name
-    partial = out.with_name(f".{name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    val = test = corpus.held_out
+def split_rule(corpus: Corpus, recipe: Recipe) -> str:
+    """Where each split comes from, in words."""
+    shares = {"val": recipe.val, "test": recipe.test}
+    hashed = [f"{split} {share:g}" for split, share in shares.items() if split not in corpus.splits]
+    official = [split for split in corpus.splits if split != "train" or not hashed]
+    rules = [f"official {', '.join(official)}"] if official else []
+    if hashed:
+        rules.append(f"by hash of the document: {', '.join(hashed)}, train the rest")
+    return "; ".join(rules)
 
-    def documents() -> Iterator[Document]:
-        for text in corpus.documents("train"):
-            yield split_of(text, val, test), text
 
-    size = tokenizers.bpe_size(tokenizer)
-    if size is not None:
-        encoder = tokenizers.train_bpe(size, (text for split, text in documents() if split == 0))
-    else:
-        encoder = tokenizers.Bytes() if tokenizer == "bytes" else tokenizers.gpt2()
-    counts = {split: {"tokens": 0, "documents": 0, "bytes": 0} for split in SPLITS}
+def _same(dataset: Dataset, asked: dict[str, Any]) -> Dataset:
+    there = dataset.meta["recipe"]
+    differing = [key for key in asked if asked[key] != there.get(key)]
+    if differing:
+        raise UserError(
+            f"{dataset.path} was made with other {', '.join(differing)}; "
+            "`--force` replaces it, `--name NAME` makes another beside it"
+        )
+    return dataset
+
+
+def _documents(corpus: Corpus, recipe: Recipe, source: str) -> Iterator[Document]:
+    """The documents of an official split; train also gives up those of the splits that do not exist."""
+    val = 0.0 if "val" in corpus.splits else recipe.val
+    test = 0.0 if "test" in corpus.splits else recipe.test
+    official = SPLITS.index(source)
+    for text in islice(corpus.documents(source), recipe.max_docs):
+        yield (split_of(text, val, test) if source == "train" else official), text
+
+
+def _tokenizer(corpus: Corpus, recipe: Recipe, progress: Progress) -> Tokenizer:
+    """The tokenizer asked for; one that must be learnt learns from the training split only."""
+    spec = recipe.tokenizer
+    size = tokenizers.bpe_size(spec)
+    if size is None:
+        return tokenizers.named(spec)
+
+    def texts() -> Iterator[str]:
+        for number, (split, text) in enumerate(_documents(corpus, recipe, "train"), 1):
+            if split == 0:
+                yield text
+            progress(f"learning {spec}", corpus.done, number, 0)
+
+    return tokenizers.train_bpe(size, texts())
+
+
+def _write(
+    folder: Path,
+    corpus: Corpus,
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    workers: int,
+    progress: Progress,
+) -> dict[str, dict[str, Any]]:
+    """Write the ids of every split; what `meta.json` says about them."""
+    counts = [{"tokens": 0, "documents": 0, "bytes": 0} for _ in SPLITS]
+    hashes = [hashlib.sha256() for _ in SPLITS]
     with ExitStack() as stack:
-        files = [stack.enter_context(open(partial / f"{split}.bin", "wb")) for split in SPLITS]
-        for splits, sizes, ids in _encode(documents(), encoder, workers or os.cpu_count() or 1):
-            ends = np.flatnonzero(ids == encoder.eot) + 1
-            lengths = np.diff(ends, prepend=0)
-            of_token = np.repeat(splits, lengths)
-            for code, split in enumerate(SPLITS):
-                part = ids[of_token == code]
-                files[code].write(part.tobytes())
-                counts[split]["tokens"] += len(part)
-                counts[split]["documents"] += int((splits == code).sum())
-                counts[split]["bytes"] += int(sizes[splits == code].sum())
-    (partial / "tokenizer.json").write_text(encoder.json, encoding="utf-8")
-    meta = {
-        "schema": SCHEMA, "name": name, "version": __version__, "corpus": corpus.origin(),
-        "tokenizer": {"name": tokenizer, "sha256": encoder.sha256, "vocab_size": encoder.vocab_size, "eot": encoder.eot},
-        "dtype": np.dtype(encoder.dtype).name, "splits": counts,
-    }  # fmt: skip
-    for split in SPLITS:
-        with open(partial / f"{split}.bin", "rb") as file:
-            counts[split]["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[assignment]
-    (partial / "meta.json").write_text(json.dumps(meta, indent=2), encoding="utf-8")
-    shutil.rmtree(out, ignore_errors=True)
-    partial.rename(out)
-    return Dataset.open(out)
+        files = [stack.enter_context(open(folder / f"{split}.bin", "wb")) for split in SPLITS]
+        for source in corpus.splits:
+            limit = recipe.max_tokens if source == "train" else None
+            for chunk in encoded(_documents(corpus, recipe, source), tokenizer, workers):
+                if limit is not None:
+                    chunk = chunk.until(limit - counts[0]["tokens"])
+                for split, (count, digest, file) in enumerate(
+                    zip(counts, hashes, files, strict=True)
+                ):
+                    data = chunk.ids_of(split).tobytes()
+                    file.write(data)
+                    digest.update(data)
+                    count["tokens"] += len(data) // chunk.ids.itemsize
+                    count["documents"] += int((chunk.splits == split).sum())
+                    count["bytes"] += int(chunk.sizes[chunk.splits == split].sum())
+                full = counts[0]["tokens"] / limit if limit is not None else 0.0
+                share = (
+                    None if corpus.done is None and limit is None else max(full, corpus.done or 0.0)
+                )
+                documents, tokens = (
+                    sum(count[what] for count in counts) for what in ("documents", "tokens")
+                )
+                progress(f"tokenizing {source}", share, documents, tokens)
+                if full >= 1:
+                    break
+        for file in files:
+            file.flush()
+            os.fsync(file.fileno())
+    return {
+        split: {**count, "sha256": digest.hexdigest()}
+        for split, count, digest in zip(SPLITS, counts, hashes, strict=True)
+    }
 
 
-def _encode(
-    documents: Iterator[Document], tokenizer: Tokenizer, workers: int
-) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]]:
-    """Splits, sizes in bytes and ids of chunks of documents, in order."""
-
-    def work(chunk: list[Document]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-        splits = np.array([split for split, _ in chunk])
-        sizes = np.array([len(text.encode()) for _, text in chunk])
-        return splits, sizes, tokenizer.encode_documents([text for _, text in chunk])
-
-    waiting: deque[Future[Any]] = deque()
-    with ThreadPoolExecutor(workers) as pool:
-        for chunk in _chunks(documents):
-            waiting.append(pool.submit(work, chunk))
-            if len(waiting) > 2 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-
-def _chunks(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    chunk: list[Document] = []
-    size = 0
-    for document in documents:
-        chunk.append(document)
-        size += len(document[1])
-        if size >= CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+def _refuse_empty(splits: dict[str, dict[str, Any]]) -> None:
+    total = sum(about["documents"] for about in splits.values())
+    if not total:
+        raise UserError("the corpus is empty: no document with any text in it")
+    for split, about in splits.items():
+        if not about["documents"]:
+            raise UserError(
+                f"split '{split}' would hold no document (there are {total:,} in all); "
+                "give more text, larger --val and --test, or smaller documents (--documents blank-line)"
+            )

@@ -148,6 +148,11 @@ class HuggingFace(Tokenizer):
         """The ids of a text, with nothing added around it."""
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
+    def encode_documents(self, texts: Sequence[str]) -> npt.NDArray[Any]:
+        """The ids of all texts; offsets, which nobody needs, are not computed."""
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return np.array([i for e in encodings for i in (*e.ids, self.eot)], self.dtype)
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids."""
         return str(self._backend.decode([int(i) for i in ids], skip_special_tokens=False))
@@ -158,6 +163,19 @@ def load(name: str, data: str) -> Tokenizer:
     if name == "bytes":
         return Bytes()
     return ByteLevelBPE(name, data) if _gpt2_form(json.loads(data)) else HuggingFace(name, data)
+
+
+def named(spec: str) -> Tokenizer:
+    """The tokenizer that needs no learning: `gpt2`, `bytes`, or the path of a tokenizer file."""
+    if spec == "gpt2":
+        return gpt2()
+    if spec == "bytes":
+        return Bytes()
+    if not Path(spec).exists():
+        raise UserError(
+            f"unknown tokenizer '{spec}'; choose gpt2, bytes, bpe:N, or the path of a tokenizer.json"
+        )
+    return from_file(Path(spec))
 
 
 def gpt2() -> Tokenizer:
