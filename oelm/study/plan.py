@@ -19,14 +19,12 @@ from oelm.analysis.claims import Claim, parse_claims
 from oelm.config import from_mapping, load_yaml, to_mapping
 from oelm.errors import UserError, unknown
 from oelm.train.config import TrainConfig
+from oelm.train.record import FREE
 
 # What the study decides itself, for every run.
 OWN_FIELDS = ("seed", "out_dir", "resume")
 # Fields that say how a run is carried out, not what it computes: changing them repeats nothing.
-HOW = (
-    "out_dir", "resume", "threads", "device", "track", "keep", "save_interval", "log_interval",
-    "grad_accumulation", "activation_checkpointing", "parallel", "compile",
-)  # fmt: skip
+HOW = FREE - {"test"}
 HINTS = typing.get_type_hints(TrainConfig)
 
 
