@@ -137,10 +137,15 @@ class Plan:
         )
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor, gathered from all processes where FSDP has sharded it."""
+    gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return gathered.detach()
+
+
 def sha256(tensor: Tensor) -> str:
     """The hash of a tensor's bytes, wherever it lives and however it is sharded."""
-    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    data = whole.detach().cpu().contiguous().view(torch.uint8) if whole.numel() else torch.empty(0)
+    data = whole(tensor).cpu().contiguous().view(torch.uint8) if tensor.numel() else torch.empty(0)
     return hashlib.sha256(data.numpy().data).hexdigest()
 
 
@@ -305,4 +310,4 @@ def _add_orthogonality(model: nn.Module, rows: list[dict[str, Any]]) -> None:
         row = by_name.get(plain_name(f"{name}.weight"))
         if row is not None and isinstance(module.weight, Tensor) and module.frozen_weight is None:
             heads = 1 if module.treatment.init == "global" else module.heads
-            row["orthogonality_error"] = orthogonality_error(module.weight, heads)
+            row["orthogonality_error"] = orthogonality_error(whole(module.weight), heads)

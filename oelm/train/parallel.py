@@ -120,7 +120,8 @@ class Wrapped:
             for block in model.blocks:  # type: ignore[union-attr]
                 fully_shard(block, mesh=mesh)
             fully_shard(model, mesh=mesh)
-        self.compiled = torch.compile(model) if config.compile else model
+        # Typed as a module, which it is; torch calls it a function.
+        self.compiled: nn.Module = torch.compile(model) if config.compile else model  # type: ignore[assignment]
         self.stepped = self.compiled
 
     def wrap(self) -> None:
@@ -129,10 +130,14 @@ class Wrapped:
         if self.kind == "ddp":
             device = self.processes.device
             self.stepped = self.compiled  # lets go of the old wrapper and its hooks first
+            # Frozen tensors are equal everywhere and stay so: nothing of them is ever sent.
+            buffers = [name for name, _ in self.compiled.named_buffers()]
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+                self.compiled, buffers
+            )
             self.stepped = DistributedDataParallel(
-                self.compiled,  # type: ignore[arg-type]
+                self.compiled,
                 device_ids=[device] if device.type == "cuda" else None,
-                broadcast_buffers=False,  # frozen tensors are equal everywhere and stay so
                 gradient_as_bucket_view=True,
             )
         self.processes.require_equal(self.model)

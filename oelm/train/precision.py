@@ -23,8 +23,9 @@ class Precision:
         return torch.autocast(device.type, dtype)
 
 
-def choose(wanted: str, device: torch.device, *, sharded: bool = False) -> Precision:
+def choose(wanted: str, device: torch.device, parallel: str = "single") -> Precision:
     """`auto` → bf16 where it is fast, fp16 on older GPUs, fp32 otherwise."""
+    sharded = parallel == "fsdp"
     if wanted == "fp16" and device.type != "cuda":
         raise UserError(f"fp16 needs a CUDA device, not {device.type}; use bf16 or fp32")
     if wanted == "fp16" and sharded:

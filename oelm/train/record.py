@@ -22,6 +22,7 @@ from oelm.config import load_yaml, to_mapping
 from oelm.errors import UserError
 from oelm.train.config import TrainConfig
 from oelm.train.errors import StoppedError
+from oelm.train.track import Tracker
 from oelm.version import __version__
 
 SCHEMA = 1
@@ -42,7 +43,9 @@ class Record:
     """The run's folder while it is written. On ranks other than 0 it writes nothing."""
 
     def __init__(self, config: TrainConfig, *, writes: bool = True) -> None:
-        self.folder, self.writes = config.out_dir, writes
+        self._config, self.folder, self.writes = config, config.out_dir, writes
+        self._active = False
+        self._tracker: Tracker | None = None
         self.state: dict[str, Any] = {
             "schema": SCHEMA,
             "state": "running",
@@ -63,11 +66,12 @@ class Record:
 
     def __enter__(self) -> "Record":
         if self.writes:
-            with contextlib.suppress(OSError, ValueError):
-                # The queue may have made the state before, to say where the run will be.
-                earlier = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
-                self.state["attempt"] = int(earlier.get("attempt") or 0) + 1
-                self.state["where"] = earlier.get("where") or self.state["where"]
+            # The queue may have made the state before, to say where the run will be.
+            earlier = self._earlier()
+            self.state["attempt"] = int(earlier.get("attempt") or 0) + 1
+            self.state["where"] = earlier.get("where") or self.state["where"]
+            self._active = True
+            self._tracker = Tracker(self._config) if self._config.track else None
             self._write_state()
         return self
 
@@ -84,13 +88,29 @@ class Record:
         else:
             self.state |= {"state": "failed", "error": f"{kind.__name__}: {error}"}
         if self.writes:
+            self._active = False
             self._metrics.close()
+            if self._tracker:
+                self._tracker.close()
             self._write_state()
+
+    def finished(self) -> bool:
+        """Whether the folder's run is finished."""
+        return bool(self._earlier().get("state") == "finished")
+
+    def _earlier(self) -> dict[str, Any]:
+        try:
+            state = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return state if isinstance(state, dict) else {}
 
     def metrics(self, kind: str, step: int, **values: Any) -> None:
         """Append one line to `metrics.jsonl`."""
         if self.writes:
             self._metrics.append({"kind": kind, "step": step, **values})
+            if self._tracker:
+                self._tracker.log(kind, step, values)
 
     def rewind(self, step: int) -> None:
         """Drop the lines that a run continued from `step` will write again."""
@@ -106,7 +126,7 @@ class Record:
 
     def beat(self) -> None:
         """Renew the heartbeat (from the lock's thread, so that a long step is no silence)."""
-        if self.writes:
+        if self._active:
             self._write_state()
 
     def json(self, name: str, data: Any) -> None:
@@ -114,11 +134,11 @@ class Record:
         if self.writes:
             _replace(self.folder / name, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
-    def config(self, config: TrainConfig, resolved: Mapping[str, Any]) -> None:
+    def config(self, resolved: Mapping[str, Any]) -> None:
         """Write `config.yaml`, or check that a run being continued is the same run."""
         path = self.folder / "config.yaml"
         if self.writes:
-            content = {"schema": SCHEMA, **to_mapping(config), "resolved": dict(resolved)}
+            content = {"schema": SCHEMA, **to_mapping(self._config), "resolved": dict(resolved)}
             if path.exists():
                 _compare(load_yaml(path), content, self.folder)
             _replace(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
@@ -168,7 +188,7 @@ class _Lines:
             self._drain()
 
 
-def environment(device: str, precision: str, threads: int) -> dict[str, Any]:
+def environment(device: str, precision: str, threads: int, world: int) -> dict[str, Any]:
     """What the numbers were made with."""
     names = ("torch", "numpy", "scipy", "tokenizers", "tiktoken", "transformers", "datasets")
     packages = {}
@@ -187,6 +207,7 @@ def environment(device: str, precision: str, threads: int) -> dict[str, Any]:
         "device": device,
         "precision": precision,
         "threads": threads,
+        "processes": world,
         "command": sys.argv,
     }
 

@@ -14,10 +14,10 @@ SINKS = ("tensorboard", "wandb", "trackio")
 class Tracker:
     """Hands each line of metrics to the sinks that the run asked for."""
 
-    def __init__(self, config: TrainConfig, names: tuple[str, ...]) -> None:
+    def __init__(self, config: TrainConfig) -> None:
         self._tensorboard: Any = None
         self._others: list[Any] = []
-        for name in names:
+        for name in config.track:
             if name not in SINKS:
                 raise unknown("tracker", name, SINKS)
             if name == "tensorboard":
