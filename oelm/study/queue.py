@@ -33,7 +33,7 @@ from oelm.study.plan import HINTS, Run, Study, essence, load_study
 from oelm.train.config import TrainConfig
 from oelm.train.errors import InUseError
 from oelm.train.lock import FolderLock, describe, holder
-from oelm.train.record import _commit as code_version
+from oelm.train.record import commit
 from oelm.version import __version__
 
 RETRIES = 2
@@ -216,7 +216,7 @@ class Queue:
         if plan.exists() and plan.read_text(encoding="utf-8") == self._plan:
             return
         shutil.copyfile(self.source, self.folder / "study.yaml")
-        origin = {"source": str(self.source.resolve()), "oelm": __version__, "code": code_version()}
+        origin = {"source": str(self.source.resolve()), "oelm": __version__, "code": commit()}
         write_json(self.folder / "origin.json", {**origin, "time": time.time()})
         write_json(self.folder / "confounds.json", [to_mapping(c) for c in confounds(self.study)])
         write_text(plan, self._plan)

@@ -66,10 +66,7 @@ class Record:
 
     def __enter__(self) -> "Record":
         if self.writes:
-            # The queue may have made the state before, to say where the run will be.
-            earlier = self._earlier()
-            self.state["attempt"] = int(earlier.get("attempt") or 0) + 1
-            self.state["where"] = earlier.get("where") or self.state["where"]
+            self.state["attempt"] = int(self._earlier().get("attempt") or 0) + 1
             self._active = True
             self._tracker = Tracker(self._config) if self._config.track else None
             self._write_state()
@@ -198,7 +195,7 @@ def environment(device: str, precision: str, threads: int, world: int) -> dict[s
     return {
         "schema": SCHEMA,
         "oelm": __version__,
-        "code": _commit(),
+        "code": commit(),
         "python": platform.python_version(),
         "packages": packages,
         "host": socket.gethostname(),
@@ -213,11 +210,12 @@ def environment(device: str, precision: str, threads: int, world: int) -> dict[s
 
 
 def _where() -> str:
+    """The place that a study's engine gave the run, or what can be seen from here."""
     job = os.environ.get("SLURM_JOB_ID")
-    return f"slurm {job}" if job else "local"
+    return os.environ.get("OELM_WHERE") or (f"slurm {job}" if job else "local")
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of the code, with `+` where files were changed since; None outside a checkout."""
     here = Path(__file__).parent
     git = ["git", "-C", str(here)]
