@@ -1,1 +1,18 @@
-"""Hugging Face: convert any model, export and import ours, classification."""
+"""Hugging Face: convert any model, export and import ours.
+
+Importing this makes `AutoModelForCausalLM.from_pretrained` and its kin read what we save.
+"""
+
+import importlib.util
+
+from oelm.errors import UserError
+
+if importlib.util.find_spec("transformers") is None:
+    raise UserError(
+        "Hugging Face models need transformers; install it with `pip install 'oelm[hf]'`"
+    )
+
+from oelm.hf.convert import Conversion, audit, convert
+from oelm.hf.loading import TreatmentConfig
+
+__all__ = ["Conversion", "TreatmentConfig", "audit", "convert"]
