@@ -31,12 +31,12 @@ def plain_name(name: str) -> str:
 
 
 def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter and every stored buffer once, by its plain name."""
-    stored = {id(t) for t in model.state_dict(keep_vars=True).values()}
-    yield from ((plain_name(name), p) for name, p in model.named_parameters())
-    for name, buffer in model.named_buffers():
-        if id(buffer) in stored:
-            yield plain_name(name), buffer
+    """Every parameter and every stored buffer once, by its plain name, in the model's order."""
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield plain_name(name), tensor
 
 
 def roles(model: nn.Module) -> dict[str, Role]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 Matrix = NDArray[np.float32]
 Stream = np.random.Generator
@@ -66,7 +67,9 @@ def haar_frame(shape: tuple[int, int], source: Stream) -> Matrix:
     """
     gaussian = source.standard_normal(shape)
     tall = gaussian if shape[0] > shape[1] else gaussian.T
-    q, r = np.linalg.qr(tall)
+    # One thread: quick enough, and the bits do not depend on how many cores a machine has.
+    with threadpool_limits(1, user_api="blas"):
+        q, r = np.linalg.qr(tall)
     q *= np.where(np.diag(r) < 0, -1.0, 1.0)
     frame = q if shape[0] > shape[1] else q.T
     return np.ascontiguousarray(frame, dtype=np.float32)

@@ -2,11 +2,14 @@
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import io
 import re
+import typing
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import tyro
 
@@ -26,16 +29,60 @@ def parse(
         option = arg.partition("=")[0]
         if option.startswith("--") and option not in known:
             raise unknown(f"option of {prog}", option, known)
+
+    @functools.wraps(target)
+    def bind(*values: Any, **named: Any) -> Callable[[], T]:
+        return functools.partial(target, *values, **named)
+
+    call: Any = bind
+    bound: Callable[[], T]
     errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(errors):
+        # Only tyro's own words are caught: the command itself runs after this, with its stderr.
+        with contextlib.redirect_stderr(errors), _registry:
             if default is not None:
-                return tyro.cli(target, args=args, prog=prog, default=default)  # type: ignore[call-overload, no-any-return]
-            return tyro.cli(target, args=args, prog=prog)
+                chosen: T = tyro.cli(target, args=args, prog=prog, default=default)  # type: ignore[call-overload]
+                return chosen
+            bound = tyro.cli(call, args=args, prog=prog)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-    raise UserError(f"{_plain(errors.getvalue())}; see `{prog} --help`")
+        raise UserError(f"{_plain(errors.getvalue())}; see `{prog} --help`") from None
+    return bound()
+
+
+_registry = tyro.constructors.ConstructorRegistry()
+
+
+@_registry.primitive_rule
+def _optional(
+    info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    """`FLOAT` in the help where the code says `float | None`; `none` gives None back."""
+    kinds = set(typing.get_args(info.type)) - {type(None)}
+    if type(None) not in typing.get_args(info.type) or len(kinds) != 1:
+        return None
+    kind = kinds.pop()
+    if kind not in (int, float, str, Path, bool):
+        return None
+    truth = {"true": True, "false": False}
+
+    def read(args: list[str]) -> Any:
+        if args[0].lower() == "none":
+            return None
+        if kind is not bool:
+            return kind(args[0])
+        if args[0].lower() not in truth:
+            raise ValueError(f"must be true or false, not '{args[0]}'")
+        return truth[args[0].lower()]
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="true|false" if kind is bool else kind.__name__.upper(),
+        instance_from_str=read,
+        is_instance=lambda value: value is None or isinstance(value, kind),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 def _normal(arg: str) -> str:
