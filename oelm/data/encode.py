@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from oelm.data.tokenizers import Tokenizer
-from oelm.errors import UserError
 
 CHUNK = 2**18  # characters of text that a worker tokenizes at a time
 Document = tuple[int, str]
@@ -52,10 +51,6 @@ def encoded(documents: Iterator[Document], tokenizer: Tokenizer, workers: int) -
     def work(chunk: list[Document]) -> Chunk:
         ids = tokenizer.encode_documents([text for _, text in chunk])
         ends = np.flatnonzero(ids == tokenizer.eot) + 1
-        if len(ends) != len(chunk):
-            raise UserError(
-                f"tokenizer {tokenizer.name} gives its end-of-text id inside a text; choose another"
-            )
         splits = np.array([split for split, _ in chunk], np.int8)
         sizes = np.array([len(text.encode()) for _, text in chunk], np.int64)
         return Chunk(splits, sizes, ids, np.diff(ends, prepend=0))

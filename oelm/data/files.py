@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
-import zstandard
-
 from oelm.data.corpora import Corpus
 from oelm.data.formats import BLOCK, Reading, read
 from oelm.data.tokenizers import EOT
@@ -66,13 +64,17 @@ class Files(Corpus):
 
     def documents(self, split: str) -> Iterator[str]:
         """The documents of the files of a split; what holds only white space is left out."""
-        sizes = [file.stat().st_size for file in self._files[split]]
-        for number, file in enumerate(self._files[split]):
+        files = self._files[split]
+        total, before = sum(file.stat().st_size for file in files) or 1, 0
+        for file in files:
             with _faults_of(file), open(file, "rb") as raw, _decompressed(file, raw) as stream:
                 for text in read(_kind(file), stream, self._how):
                     if text and not text.isspace():
                         yield text
-                    self.done = (sum(sizes[:number]) + raw.tell()) / (sum(sizes) or 1)
+                    if not raw.closed:  # as it is once a compressed parquet file has been unpacked
+                        self.done = (before + raw.tell()) / total
+            before += file.stat().st_size
+            self.done = before / total
 
     def origin(self) -> dict[str, Any]:
         """The files, how they were read, and enough to notice that they changed."""
@@ -100,7 +102,11 @@ def _faults_of(file: Path) -> Iterator[None]:
             f"{file}: invalid UTF-8{_first_invalid(file)}; "
             "`--errors replace` goes on with replacement characters"
         ) from None
-    except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+    except PermissionError:
+        raise UserError(f"{file}: not readable by this user") from None
+    except (EOFError, zlib.error, OSError) as error:
+        if getattr(error, "errno", None) is not None:  # the disk's fault, not the file's
+            raise
         raise UserError(f"{file}: truncated or damaged ({error})") from None
 
 
@@ -165,14 +171,14 @@ def _decompressed(file: Path, raw: IO[bytes]) -> IO[bytes]:
     if suffix == ".gz":
         stream = gzip.GzipFile(fileobj=raw)
     else:
-        stream = zstandard.ZstdDecompressor().stream_reader(
-            raw, read_across_frames=True, closefd=False
-        )
+        import pyarrow
+
+        # Unlike zstandard's own reader, this one notices a truncated file.
+        stream = pyarrow.CompressedInputStream(raw, "zstd")
     if _suffix(file) == ".parquet":
         # Parquet is read from its end, which a compressed stream cannot do.
-        with stream:
-            whole = tempfile.TemporaryFile()  # noqa: SIM115
-            shutil.copyfileobj(stream, whole)
+        whole = tempfile.TemporaryFile()  # noqa: SIM115
+        shutil.copyfileobj(stream, whole)
         return cast(IO[bytes], whole)
     return cast(IO[bytes], stream)
 

@@ -61,6 +61,8 @@ def prepare(
     progress: Progress = lambda *_: None,
 ) -> Dataset:
     """The dataset of a corpus; one that is there already and was made alike is opened and returned."""
+    if workers is not None and workers < 1:
+        raise UserError(f"workers must be at least 1, not {workers}")
     recipe = Recipe(
         tokenizer=tokenizer,
         val=corpus.held_out if val is None else val,

@@ -145,13 +145,15 @@ class HuggingFace(Tokenizer):
         super().__init__(name, data, max(vocab.values()) + 1, eot)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, with nothing added around it."""
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        """The ids of a text, with nothing added around it, and no end-of-text inside."""
+        ids = self._backend.encode(text, add_special_tokens=False).ids
+        return [i for i in ids if i != self.eot]
 
     def encode_documents(self, texts: Sequence[str]) -> npt.NDArray[Any]:
         """The ids of all texts; offsets, which nobody needs, are not computed."""
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return np.array([i for e in encodings for i in (*e.ids, self.eot)], self.dtype)
+        ids = [i for e in encodings for i in (*(i for i in e.ids if i != self.eot), self.eot)]
+        return np.array(ids, self.dtype)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids."""

@@ -1,0 +1,1 @@
+"""Speed, memory and preparation, side by side with peers. `python -m benchmarks` runs them all."""
