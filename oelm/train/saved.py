@@ -51,6 +51,8 @@ class SavedRun:
 
 def audit_checkpoint(path: Path) -> dict[str, Any]:
     """Compare a checkpoint (of a folder, the best) with what the run's configuration says."""
+    if not path.exists():
+        raise UserError(f"there is nothing at {path}; give a run folder or one of its .pt files")
     run = SavedRun(path if path.is_dir() else path.parent)
     stored = run.weights(checkpoint.BEST if path.is_dir() else path.name)
     plan = Plan.of(run.build(), run.method)
