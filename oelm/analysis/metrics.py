@@ -24,6 +24,11 @@ class Metric:
         """Whether it lies between 0 and 1 and is shown in per cent, so that a point is 0.01."""
         return self.unit == "%"
 
+    @property
+    def ratio(self) -> bool:
+        """Whether two values are compared by their ratio rather than their difference."""
+        return self.unit not in ("%", "nats", "bits") and not self.name.startswith("probe:")
+
 
 METRICS = {
     m.name: m

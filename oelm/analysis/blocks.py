@@ -1,0 +1,59 @@
+"""What a report is made of: sections of a few kinds of blocks, which every format can show.
+
+A block is a plain mapping with a `kind`, so that the pages' templates (and typst, through JSON)
+read them without knowing what a study is. Text in blocks is text: each format escapes it itself.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+Block = dict[str, Any]
+
+
+def section(id: str, title: str, blocks: Sequence[Block | None]) -> Block | None:
+    """A section with those blocks that there are; none if there are none."""
+    kept = [block for block in blocks if block]
+    return {"id": id, "title": title, "blocks": kept, "part": False} if kept else None
+
+
+def paragraph(text: str, *, style: str = "plain") -> Block:
+    """`style` is plain, note (small), warning or lead."""
+    return {"kind": "paragraph", "text": text, "style": style}
+
+
+def bullets(items: Sequence[str]) -> Block | None:
+    """A list; none if it is empty."""
+    return {"kind": "bullets", "items": list(items)} if items else None
+
+
+def subtitle(text: str) -> Block:
+    """A heading inside a section."""
+    return {"kind": "subtitle", "text": text}
+
+
+def code(text: str) -> Block:
+    """Something to copy."""
+    return {"kind": "code", "text": text}
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, left: int = 1) -> Block | None:
+    """A table whose first `left` columns are words, the others numbers; columns of dashes go."""
+    if not rows:
+        return None
+    kept = [i for i in range(len(columns)) if i < left or any(_said(row[i]) for row in rows)]
+    align = ["left" if i < left else "right" for i in kept]
+    cells = [[_cell(row[i]) for i in kept] for row in rows]
+    return {"kind": "table", "columns": [columns[i] for i in kept], "align": align, "rows": cells}
+
+
+def cell(text: str, *, arm: str = "", verdict: str = "", strong: bool = False) -> dict[str, Any]:
+    """A cell with more than text: the colour of an arm, or the badge of a verdict."""
+    return {"text": text, "arm": arm, "verdict": verdict, "strong": strong}
+
+
+def _cell(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else cell(str(value))
+
+
+def _said(value: Any) -> bool:
+    return _cell(value)["text"] not in ("", "–")

@@ -1,0 +1,235 @@
+"""The charts' common ground: colours, axes, hovering; one definition for web, paper and Markdown.
+
+On the web an arm can be hidden (`hidden`) and a step pointed at (`cursor`); both are parameters
+that the page sets in all charts at once. Static pictures have a legend instead.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import numpy as np
+
+from oelm.analysis.words import Words
+
+# Okabe and Ito's colours in the order that keeps neighbours apart; without black and yellow, which
+# vanish on a dark or a white page. Beyond seven arms they come again, dashed and in another shape.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
+DASHES: tuple[list[int], ...] = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
+FROZEN, TRAINED = "#56B4E9", "#E69F00"
+MARGIN = "#B8860B"
+GREY = "#8A8F98"
+WIDTH = 620
+HALF = 260
+WIDE_ONLY = "wide-only"
+"""Name of layers that a phone leaves out."""
+
+
+@dataclass(frozen=True)
+class Palette:
+    """The same colour, dash and shape for an arm in every chart."""
+
+    arms: tuple[str, ...]
+
+    def colour(self, arm: str) -> str:
+        """The arm's colour; grey for a row that is no single arm."""
+        return COLOURS[self._place(arm) % len(COLOURS)]
+
+    def dash(self, arm: str) -> list[int]:
+        """The arm's dash pattern."""
+        return DASHES[self._place(arm) // len(COLOURS) % len(DASHES)]
+
+    def shape(self, arm: str) -> str:
+        """The arm's shape where it is a point."""
+        i = self._place(arm)
+        return SHAPES[(i + i // len(COLOURS)) % len(SHAPES)]
+
+    def _place(self, arm: str) -> int:
+        return self.arms.index(arm) if arm in self.arms else len(COLOURS) - 1
+
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis that several fields of a chart share."""
+
+    title: str | None
+    scale: alt.Scale
+    look: alt.Axis
+
+    def x(self, field: str) -> alt.X:
+        """A quantitative field along this axis, horizontally."""
+        return alt.X(f"{field}:Q", title=self.title, scale=self.scale, axis=self.look)
+
+    def y(self, field: str) -> alt.Y:
+        """A quantitative field along this axis, vertically."""
+        return alt.Y(f"{field}:Q", title=self.title, scale=self.scale, axis=self.look)
+
+
+def rows_of(rows: Iterable[Row]) -> alt.Chart:
+    """A chart of these rows."""
+    return alt.Chart({"values": list(rows)})
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """Makes charts: whose colours, in whose words, for the web or for paper."""
+
+    palette: Palette
+    words: Words
+    web: bool = False
+
+    def data(self, rows: Iterable[Row]) -> alt.Chart:
+        """A chart of these rows; on the web without those whose arm is hidden."""
+        chart = rows_of(rows)
+        return chart.transform_filter("indexof(hidden, datum.arm) < 0") if self.web else chart
+
+    def colour(self, arms: Sequence[str], *, legend: bool = True) -> alt.Color:
+        """Colour by arm; the web page has its own legend."""
+        shown = alt.Legend(title=None, orient="top", labelLimit=180, columns=0, symbolStrokeWidth=3)
+        return alt.Color(
+            "arm:N",
+            scale=alt.Scale(domain=list(arms), range=[self.palette.colour(a) for a in arms]),
+            legend=None if self.web or not legend else shown,
+        )
+
+    def dash(self, arms: Sequence[str], *, legend: bool = True) -> alt.StrokeDash:
+        """Dash by arm: what tells the second seven arms from the first."""
+        shown = alt.Legend(title=None, orient="top", labelLimit=180, columns=0)
+        return alt.StrokeDash(
+            "arm:N",
+            scale=alt.Scale(domain=list(arms), range=[self.palette.dash(a) for a in arms]),
+            legend=None if self.web or not legend else shown,
+        )
+
+    def shape(self, arms: Sequence[str], *, legend: bool = False) -> alt.Shape:
+        """Shape by arm."""
+        shown = alt.Legend(title=None, orient="top", labelLimit=180, columns=0)
+        scale = alt.Scale(domain=list(arms), range=[self.palette.shape(a) for a in arms])
+        return alt.Shape("arm:N", scale=scale, legend=None if self.web or not legend else shown)
+
+    def finish(self, chart: Any, *, height: int, width: int = WIDTH) -> dict[str, Any]:
+        """The chart as a Vega-Lite specification, with the page's parameters on the web."""
+        chart = chart.properties(width=width, height=height)
+        if self.web:
+            chart = chart.add_params(
+                alt.param(name="hidden", value=[]), alt.param(name="cursor", value=None)
+            )
+        spec: dict[str, Any] = chart.configure(**CONFIG).to_dict()
+        spec.pop("$schema", None)
+        return spec
+
+    def hover(self, x: Axis, table: list[Row], titles: Sequence[str]) -> list[alt.Chart]:
+        """A rule at the step pointed at, and a tooltip with every arm's value there.
+
+        `table` has one row per step: `step` and `c0`, `c1`… as text, one for each of `titles`.
+        Names of arms are titles only, never field names, where a dot or bracket would be syntax.
+        """
+        if not self.web or not table:
+            return []
+        rule = (
+            rows_of([{}])
+            .transform_calculate(step="cursor")
+            .transform_filter("isValid(datum.step)")
+            .mark_rule(color=GREY, strokeWidth=1, aria=False)
+            .encode(x=x.x("step"))
+        )
+        tips = [alt.Tooltip("step:Q", title=self.words("axis_step"), format=",")]
+        tips += [alt.Tooltip(f"c{i}:N", title=title) for i, title in enumerate(titles)]
+        near = alt.selection_point(
+            name="at", on="pointermove", nearest=True, encodings=["x"], clear="pointerout"
+        )
+        catch = (
+            rows_of(table)
+            .mark_rule(strokeWidth=8, opacity=0, aria=False)
+            .encode(x=x.x("step"), tooltip=tips)
+            .add_params(near)
+        )
+        return [rule, catch]
+
+
+CONFIG: dict[str, Any] = {
+    "view": alt.ViewConfig(stroke=None),
+    "font": "Liberation Sans, Arial, Helvetica, sans-serif",
+    "axis": alt.AxisConfig(
+        grid=True,
+        gridColor="#E4E6EA",
+        domainColor="#9AA0A8",
+        tickColor="#9AA0A8",
+        labelColor="#3C4149",
+        titleColor="#3C4149",
+        labelFontSize=12,
+        titleFontSize=12,
+        titleFontWeight="normal",
+        titlePadding=8,
+        labelOverlap="greedy",
+    ),
+    "legend": alt.LegendConfig(labelFontSize=12, labelColor="#3C4149", titleColor="#3C4149"),
+    "text": alt.MarkConfig(color="#3C4149", fontSize=12),
+}
+
+
+def step_axis(words: Words, last: float) -> Axis:
+    """Steps from 0 to the last."""
+    return Axis(
+        words("axis_step"),
+        alt.Scale(domain=[0, last], nice=False),
+        alt.Axis(format="~s", tickCount=6, grid=False),
+    )
+
+
+def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
+    """Round numbers between two, evenly spread on a log scale."""
+    choices: list[list[float]] = [[1], [1, 3], [1, 2, 5], [1, 1.5, 2, 3, 5, 7]]
+    choices.append(
+        [1 + i / 10 for i in range(10)] + [2 + i / 5 for i in range(5)] + [3, 3.5, 4, 5, 6, 7, 8]
+    )
+    best: list[float] = []
+    for mantissas in choices:
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        ticks = sorted({float(f"{m * 10.0**d:.6g}") for d in decades for m in mantissas})
+        ticks = [t for t in ticks if low <= t <= high]
+        if len(ticks) > most:
+            break
+        best = ticks
+    return best if len(best) > 1 else [float(f"{v:.3g}") for v in np.geomspace(low, high, 4)]
+
+
+def log_axis(title: str, values: Iterable[float]) -> Axis:
+    """A log axis over these values, with a little air, and round ticks."""
+    known = [v for v in values if v > 0 and math.isfinite(v)]
+    low, high = min(known), max(known)
+    air = max((high / low) ** 0.04, 1.01)
+    low, high = low / air, high * air
+    return Axis(
+        title,
+        alt.Scale(type="log", domain=[low, high], nice=False),
+        alt.Axis(values=log_ticks(low, high), format="~r"),
+    )
+
+
+def plain_axis(
+    title: str | None,
+    values: Iterable[float],
+    form: str = "~g",
+    *,
+    ticks: int = 6,
+    zero: bool = False,
+) -> Axis:
+    """A linear axis over these values, with a little air."""
+    domain = plain_range(values, include=[0.0] if zero else [])
+    look = alt.Axis(format=form, tickCount=ticks)
+    return Axis(title, alt.Scale(domain=domain, nice=False), look)
+
+
+def plain_range(values: Iterable[float], *, include: Sequence[float] = ()) -> list[float]:
+    """A linear domain over these values, with a little air on both sides."""
+    known = [v for v in (*values, *include) if v is not None and math.isfinite(v)]
+    low, high = min(known), max(known)
+    air = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
+    return [low - air, high + air]
