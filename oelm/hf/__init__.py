@@ -13,6 +13,18 @@ if importlib.util.find_spec("transformers") is None:
     )
 
 from oelm.hf.convert import Conversion, audit, convert
+from oelm.hf.export import export
+from oelm.hf.gpt import OelmConfig, OelmForCausalLM
+from oelm.hf.gpt2 import import_gpt2
 from oelm.hf.loading import TreatmentConfig
 
-__all__ = ["Conversion", "TreatmentConfig", "audit", "convert"]
+__all__ = [
+    "Conversion",
+    "OelmConfig",
+    "OelmForCausalLM",
+    "TreatmentConfig",
+    "audit",
+    "convert",
+    "export",
+    "import_gpt2",
+]

@@ -181,17 +181,10 @@ def _fill(
         new.init_weights(name, seed, frozen_seed, std=0.02)
     except ValueError as error:
         raise UserError(f"{name}: {error}; choose another init for it") from None
-    if new.treatment.init != "keep":
-        return
-    with torch.no_grad():
-        value = weight * new.treatment.scale
-        rows = 0 if new.frozen_weight is None else len(new.frozen_weight)
-        if new.frozen_weight is not None:
-            new.frozen_weight.copy_(value[:rows])
-        assert new.weight is not None
-        new.weight.copy_(value[rows:])
+    if new.treatment.init == "keep":
         if new.bias is not None:
-            new.bias.zero_() if bias is None else new.bias.copy_(bias)
+            nn.init.zeros_(new.bias)  # one that the method adds to a model without
+        new.adopt(weight, bias)
 
 
 def _matrices(old: nn.Module, site: Site) -> dict[str, tuple[Tensor, Tensor | None]]:

@@ -103,6 +103,17 @@ class Projection(nn.Module):
                 self.low_rank_in.copy_(torch.from_numpy(matched(shape, 1, a)))
                 self.low_rank_out.zero_()
 
+    def adopt(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Take over the matrix [out, in] and the bias that a loaded model came with, times `scale`."""
+        assert self.weight is not None
+        with torch.no_grad():
+            rows = 0 if self.frozen_weight is None else len(self.frozen_weight)
+            if self.frozen_weight is not None:
+                self.frozen_weight.copy_(weight[:rows] * self.treatment.scale)
+            self.weight.copy_(weight[rows:] * self.treatment.scale)
+            if self.bias is not None and bias is not None:
+                self.bias.copy_(bias)
+
     def forward(self, x: Tensor) -> Tensor:
         """[…, in] → […, out]."""
         plain = self.gain is None and self.low_rank_in is None and self.frozen_weight is None
