@@ -101,7 +101,8 @@ class Trainer:
         self.run, self.place = run, place
         self.asked = False
         self.started = self.looked = time.monotonic()
-        argv = ["train", "--config", str(write_config(run)), "--threads", str(place.threads)]
+        threads = run.config.threads or place.threads
+        argv = ["train", "--config", str(write_config(run)), "--threads", str(threads)]
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["oelm.cli.train", "oelm.train.loop"])
         self.process = context.Process(
@@ -151,7 +152,7 @@ def work(queue: Queue, places: Places, say: Say = print) -> None:
                     continue
                 if started:
                     continue
-            if not active and (asked or trouble or not queue.wait_for()):
+            if not active and (asked or trouble or not (queue.startable() or queue.wait_for())):
                 break
             time.sleep(POLL_SECONDS if active else 1.0)
     if trouble:

@@ -5,6 +5,7 @@ when its time is up or a more important job needs the node. No torch.
 import contextlib
 import getpass
 import importlib.util
+import io
 import os
 import shutil
 import signal
@@ -75,7 +76,7 @@ class Job:
 
     def _train(self, queue: Queue, where: str) -> tuple[int, bool]:
         """One attempt: the trainer's exit code, and whether `oelm stop` ended it."""
-        threads = self.needs.cpus_per_task or 1
+        threads = self.run.config.threads or self.needs.cpus_per_task or 1
         argv = ["-m", "oelm", "train", "--config", str(self.config), "--threads", str(threads)]
         command = [sys.executable, *self._torchrun(), *argv]
         with (self.run.folder / "console.log").open("ab") as output:
@@ -161,7 +162,8 @@ def submit(queue: Queue, needs: SlurmNeeds, gpus_per_run: int) -> dict[str, str]
         **{k: v for k, v in wanted.items() if v is not None},
     )
     try:
-        with executor.batch():
+        # submitit would show sbatch's complaint as well.
+        with contextlib.redirect_stderr(io.StringIO()), executor.batch():
             submitted = [executor.submit(Job(r, queue.folder, needs, processes)) for r in waiting]
     except Exception as error:  # submitit wraps sbatch's complaint in its own
         raise UserError(f"Slurm refused the jobs: {_complaint(error)}") from None
