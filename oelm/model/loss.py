@@ -20,6 +20,8 @@ CHUNK_ELEMENTS = 2**25  # logits at a time
 
 def linear_cross_entropy(h_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
     """Mean cross-entropy of the logits h Wᵀ, over the targets that are not −100."""
+    if not torch.is_grad_enabled():  # which the function below cannot see
+        h_ND, weight_VD = h_ND.detach(), weight_VD.detach()
     loss: Tensor = _LinearCrossEntropy.apply(h_ND, weight_VD, targets_N)  # type: ignore[no-untyped-call]
     return loss
 

@@ -21,7 +21,6 @@ from oelm.errors import UserError
 log = logging.getLogger(__name__)
 LAST, PREVIOUS, BEST = "last.pt", "last.prev.pt", "best.pt"
 MARK = b"sha256:"
-TRAILER = len(MARK) + 64
 PATIENCE_SECONDS = 600.0  # at the end of a run, for a full disk to be cleared
 
 
@@ -71,8 +70,7 @@ def write(content: dict[str, Any], path: Path, *, previous: Path | None = None) 
             except RuntimeError as error:
                 raise hashing.error or error from None
             # A zip archive ends with the length of its comment, 0 so far.
-            comment = MARK + hashing.sha.hexdigest().encode()
-            file.write(len(comment).to_bytes(2, "little") + comment)
+            file.write(_trailer(hashing.sha.hexdigest()))
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
@@ -90,17 +88,22 @@ def write(content: dict[str, Any], path: Path, *, previous: Path | None = None) 
     return size
 
 
+def _trailer(sha256: str) -> bytes:
+    """The last bytes of the archive: the length of its comment, and the comment."""
+    comment = MARK + sha256.encode()
+    return len(comment).to_bytes(2, "little") + comment
+
+
 def read(path: Path) -> dict[str, Any]:
     """Load a checkpoint onto the CPU; raises `DamagedError` unless its hash is right."""
     with path.open("rb") as file:
-        body = os.fstat(file.fileno()).st_size - TRAILER - 2
         sha = hashlib.sha256()
-        left = body
+        left = os.fstat(file.fileno()).st_size - len(_trailer("0" * 64))
         while left > 0 and (block := file.read(min(left, 1 << 22))):
             sha.update(block)
             left -= len(block)
         trailer = file.read()
-    if body <= 0 or trailer[2:] != MARK + sha.hexdigest().encode():
+    if trailer != _trailer(sha.hexdigest()):
         raise DamagedError(f"{path} is cut or altered: its SHA-256 does not match")
     content = torch.load(path, map_location="cpu", weights_only=True)
     assert isinstance(content, dict)
@@ -135,6 +138,8 @@ class Writer:
         self._waiting: dict[str, dict[str, Any]] = {}
         self._changed = threading.Condition()
         self._busy = self._closed = False
+        for leftover in folder.glob("*.pt.tmp"):  # of a process that was killed while writing
+            leftover.unlink()
         self._thread = threading.Thread(target=self._work, name="checkpoint writer", daemon=True)
         self._thread.start()
 

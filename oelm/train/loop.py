@@ -42,13 +42,13 @@ def train(config: TrainConfig) -> Path:
         console = enter(Console(config, first=first))
         group = enter(parallel.processes(config))
         record.config(task.resolved())
-        if group.any(first and record.finished()):
-            log.info("%s is finished already", folder)
-            return folder
         if not config.resume and (folder / checkpoint.LAST).exists():
             raise UserError(
                 f"{folder} holds a run already; drop --no-resume, or choose another --out_dir"
             )
+        if group.any(first and record.finished()):
+            log.info("%s is finished already", folder)
+            return folder
         enter(record)
         signals = enter(Signals())
         writer = enter(checkpoint.Writer(folder, keep=config.keep)) if first else None

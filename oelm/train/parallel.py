@@ -9,8 +9,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from oelm.errors import UserError
@@ -116,6 +114,10 @@ class Wrapped:
         self.model, self.processes = model, processes
         self.kind = config.parallel if processes.world > 1 else "single"
         if self.kind == "fsdp":
+            # Imported where needed: it costs a second.
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
             mesh = init_device_mesh(processes.device.type, (processes.world,))
             for block in model.blocks:  # type: ignore[union-attr]
                 fully_shard(block, mesh=mesh)
@@ -149,6 +151,6 @@ class Wrapped:
             with self.stepped.no_sync():
                 yield
             return
-        if isinstance(self.model, FSDPModule):
-            self.model.set_requires_gradient_sync(wanted)
+        if self.kind == "fsdp":
+            self.model.set_requires_gradient_sync(wanted)  # type: ignore[operator]
         yield

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from oelm.freezing import plain_name, whole
 from oelm.train.optimizer import Guard
@@ -94,6 +93,10 @@ def _copied(tensor: Tensor) -> Tensor:
 def _like(value: Tensor, target: Tensor) -> Tensor:
     """`value` where `target` lives, and cut as `target` is (but for Adam's count, a scalar)."""
     value = value.to(target.device)
-    if isinstance(target, DTensor) and value.ndim:
+    if hasattr(target, "placements") and value.ndim:
+        from torch.distributed.tensor import (
+            distribute_tensor,
+        )  # slow to import, needed by FSDP only
+
         return distribute_tensor(value, target.device_mesh, target.placements)
     return value

@@ -1,0 +1,154 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oelm.errors import UserError
+from oelm.freezing import Gates
+from oelm.methods import method
+from oelm.model.config import ModelConfig
+from oelm.model.gpt import GPT
+from oelm.train import precision
+from oelm.train.config import TrainConfig
+from oelm.train.errors import NonFiniteError
+from oelm.train.optimizer import (
+    Guard,
+    build_optimizer,
+    clip_gradients,
+    learning_rate,
+    set_learning_rates,
+)
+
+SHAPE = ModelConfig.preset("nano", n_layers=2, d_model=16, n_heads=2, d_ff=32, vocab_size=11)
+CONFIG = TrainConfig(model="nano", max_steps=101, warmup=10, max_lr=1.0, min_lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "middle", "late"),
+    [
+        ("cosine", 0.55, 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 80 / 90))),
+        ("linear", 0.55, 1 - 0.9 * 80 / 90),
+        ("constant", 1.0, 1.0),
+        ("wsd", 1.0, 0.55),
+    ],
+)
+def test_schedules_at_known_steps(schedule, middle, late):
+    config = replace(CONFIG, schedule=schedule)
+    assert learning_rate(config, 0) == pytest.approx(0.1)
+    assert learning_rate(config, 4) == pytest.approx(0.5)
+    assert learning_rate(config, 10) == pytest.approx(1.0)
+    assert learning_rate(config, 55) == pytest.approx(middle)
+    assert learning_rate(config, 90) == pytest.approx(late)
+    assert learning_rate(config, 100) == pytest.approx(1.0 if schedule == "constant" else 0.1)
+
+
+@given(
+    steps=st.integers(1, 400),
+    warmup=st.floats(0, 500),
+    schedule=st.sampled_from(["cosine", "linear", "constant", "wsd"]),
+)
+def test_rates_rise_to_the_top_and_never_rise_again(steps, warmup, schedule):
+    config = TrainConfig(
+        model="nano", max_steps=steps, warmup=warmup, schedule=schedule, max_lr=1.0, min_lr=0.1
+    )
+    rates = [learning_rate(config, step) for step in range(steps)]
+    top = rates.index(max(rates))
+    assert rates[: top + 1] == sorted(rates[: top + 1])
+    assert rates[top:] == sorted(rates[top:], reverse=True)
+    assert max(rates) <= 1.0 + 1e-12
+    assert top <= config.warmup_steps
+
+
+def groups_by_name(model, spec, config=CONFIG):
+    gates = Gates(model, config.max_steps)
+    optimizer = build_optimizer(model, method(spec), gates, config)
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = {names[id(p)]: g for g in optimizer.param_groups for p in g["params"]}
+    assert found.keys() == dict(model.named_parameters()).keys()
+    return optimizer, found
+
+
+def test_matrices_decay_and_nothing_else_does():
+    spec = "oelm_bias,qk.gain=true,temperature=true"
+    model = GPT(replace(SHAPE, positions="relative"), method(spec))
+    _, groups = groups_by_name(model, spec)
+    decayed = {name for name, g in groups.items() if g["weight_decay"]}
+    layers = ("attention.v.weight", "attention.o.weight", "mlp.up.weight", "mlp.down.weight")
+    expected = {f"blocks.{i}.{name}" for i in range(2) for name in layers}
+    assert decayed == {"token_embedding.weight", *expected}
+
+
+def test_each_layer_has_its_multiplier():
+    spec = {"base": "baseline", "lr_by_layer": [0.5, 2.0]}
+    optimizer, groups = groups_by_name(GPT(SHAPE, method(spec)), spec)
+    set_learning_rates(optimizer, CONFIG, 55)
+    assert groups["token_embedding.weight"]["lr"] == pytest.approx(0.55)
+    assert groups["blocks.0.attention.q.weight"]["lr"] == pytest.approx(0.275)
+    assert groups["blocks.1.mlp.up.bias"]["lr"] == pytest.approx(1.1)
+
+
+def test_what_thaws_is_known_from_the_start_and_warmed_up_alone():
+    spec = "oelm_thaw"  # at half: step 51
+    optimizer, groups = groups_by_name(GPT(SHAPE, method(spec)), spec)
+    config = replace(CONFIG, thaw_warmup=10, schedule="constant")
+    seen = []
+    for step in (50, 51, 55, 60, 61):
+        set_learning_rates(optimizer, config, step)
+        seen.append(groups["blocks.0.attention.q.weight"]["lr"])
+        assert groups["blocks.0.attention.v.weight"]["lr"] == 1.0
+    assert seen == pytest.approx([0.0, 0.1, 0.5, 1.0, 1.0])
+    set_learning_rates(optimizer, replace(config, thaw_warmup=0), 51)
+    assert groups["blocks.0.attention.q.weight"]["lr"] == 1.0
+
+
+def test_clipping_scales_the_whole_gradient():
+    a, b = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    a.grad = torch.tensor([3.0, 0.0])
+    assert clip_gradients([a, b], 0) == 3.0
+    b.grad = torch.tensor([0.0, 4.0])
+    assert clip_gradients([a, b], 1.0) == 5.0
+    assert torch.cat([a.grad, b.grad]).norm() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_bad_step_changes_nothing_and_is_named():
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
+    guard = Guard(optimizer, 1, torch.device("cpu"))
+    for step, value in enumerate([1.0, float("nan"), 1.0, float("inf")]):
+        before = weight.detach().clone()
+        weight.grad = torch.full((3,), value)
+        good = guard.watch(step, clip_gradients([weight], 1.0), scaled=False)
+        optimizer.step()
+        assert bool(good) == math.isfinite(value)
+        assert weight.equal(before) == (not good)
+        if step < 3:
+            guard.check("batch {step}")
+    assert optimizer.state[weight]["step"] == 2
+    with pytest.raises(
+        NonFiniteError, match=r"step 4 is not finite \(2 such steps, 1 allowed\).*batch 3"
+    ):
+        guard.check("batch {step}")
+
+
+def test_precision_follows_the_device(monkeypatch):
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    assert precision.choose("auto", cpu).name == "fp32"
+    assert "slow" in precision.choose("bf16", cpu).reason
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert precision.choose("auto", cpu).name == "bf16"
+    assert precision.choose("fp32", cpu).name == "fp32"
+    with pytest.raises(UserError, match="fp16 needs a CUDA device, not cpu"):
+        precision.choose("fp16", cpu)
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "P100")
+    for supported, name in ((True, "bf16"), (False, "fp16")):
+        monkeypatch.setattr(
+            torch.cuda, "is_bf16_supported", lambda including_emulation, s=supported: s
+        )
+        assert precision.choose("auto", cuda).name == name
+    assert precision.choose("auto", cuda, "fsdp").name == "fp32"
