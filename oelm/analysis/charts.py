@@ -1,6 +1,6 @@
 """The charts' common ground: colours, axes, hovering; one definition for web, paper and Markdown.
 
-On the web an arm can be hidden (`hidden`) and a step pointed at (`cursor`); both are parameters
+On the web an arm can be hidden (`hidden`) and a step pointed at (`pointed`); both are parameters
 that the page sets in all charts at once. Static pictures have a legend instead.
 """
 
@@ -58,7 +58,7 @@ Row = dict[str, Any]
 class Axis:
     """An axis that several fields of a chart share."""
 
-    title: str | None
+    title: str
     scale: alt.Scale
     look: alt.Axis
 
@@ -118,7 +118,7 @@ class Canvas:
         chart = chart.properties(width=width, height=height)
         if self.web:
             chart = chart.add_params(
-                alt.param(name="hidden", value=[]), alt.param(name="cursor", value=None)
+                alt.param(name="hidden", value=[]), alt.param(name="pointed", value=None)
             )
         spec: dict[str, Any] = chart.configure(**CONFIG).to_dict()
         spec.pop("$schema", None)
@@ -134,7 +134,7 @@ class Canvas:
             return []
         rule = (
             rows_of([{}])
-            .transform_calculate(step="cursor")
+            .transform_calculate(step="pointed")
             .transform_filter("isValid(datum.step)")
             .mark_rule(color=GREY, strokeWidth=1, aria=False)
             .encode(x=x.x("step"))
@@ -213,23 +213,26 @@ def log_axis(title: str, values: Iterable[float]) -> Axis:
     )
 
 
-def plain_axis(
-    title: str | None,
-    values: Iterable[float],
-    form: str = "~g",
-    *,
-    ticks: int = 6,
-    zero: bool = False,
-) -> Axis:
+def plain_axis(title: str, values: Iterable[float], form: str = "~g", *, ticks: int = 6) -> Axis:
     """A linear axis over these values, with a little air."""
-    domain = plain_range(values, include=[0.0] if zero else [])
+    domain = plain_range(values)
     look = alt.Axis(format=form, tickCount=ticks)
     return Axis(title, alt.Scale(domain=domain, nice=False), look)
 
 
-def plain_range(values: Iterable[float], *, include: Sequence[float] = ()) -> list[float]:
+def gap_axis(title: str, values: Sequence[float]) -> Axis:
+    """A linear axis of gaps in per cent, with 0 on it."""
+    low, high = plain_range([*values, 0.0])
+    form = "+.1%" if high - low < 0.05 else "+.0%"
+    look = alt.Axis(
+        tickCount=6, labelExpr=f"datum.value == 0 ? '0' : format(datum.value, '{form}')"
+    )
+    return Axis(title, alt.Scale(domain=[low, high], nice=False), look)
+
+
+def plain_range(values: Iterable[float]) -> list[float]:
     """A linear domain over these values, with a little air on both sides."""
-    known = [v for v in (*values, *include) if v is not None and math.isfinite(v)]
+    known = [float(v) for v in values if math.isfinite(v)]
     low, high = min(known), max(known)
     air = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
     return [low - air, high + air]

@@ -24,13 +24,13 @@ def headline(words: Words, study: Study, verdicts: list[Verdict]) -> str:
         claim, seen = verdict.claim, verdict.result
         if seen is None:
             continue
-        said = {"claim": claim.text.rstrip(".。") or statement(words, claim), "arm": claim.arm}
-        said |= {"metric": metric_name(words, claim.metric), "verdict": words(verdict.state)}
+        said = {"claim": claim.text.rstrip(".。") or statement(words, claim)}
+        said["verdict"] = words(verdict.state)
         value, _ = estimate_of(verdict)
         if claim.vs is None:
             return words("head_value", value=value, **said)
         interval = spread(words, seen, claim.measured, log=verdict.log)
-        return words("head_claim", vs=claim.vs, gap=value, interval=interval, **said)
+        return words("head_claim", gap=value, interval=interval, **said)
     main, name = main_arm(study), metric_name(words, study.primary)
     seen = gap(study, main) if main else None
     if main and seen:
@@ -119,7 +119,8 @@ def _also(words: Words, study: Study, main: Arm | None) -> list[str]:
     other = kinds.get("matched") or kinds.get("normal")
     if orthogonal and other and (seen := gap(study, orthogonal, other)):
         better = seen.decidable and seen.p_below(0) <= ALPHA
-        said = {"gap": numbers.percent(math.expm1(seen.mean))}
+        said = {"arm": orthogonal.name, "vs": other.name}
+        said["gap"] = numbers.percent(math.expm1(seen.mean))
         said["interval"] = spread(words, seen, metric(study.primary), log=True)
         found.append(words("con_orthogonal_better" if better else "con_orthogonal_not", **said))
         if "matched" not in kinds:

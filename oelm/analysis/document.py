@@ -68,7 +68,7 @@ class Document:
         value, interval = tables.estimate_of(verdict)
         said = tables.statement(self.words, verdict.claim)
         numbers = value if interval == "–" else f"{value} [{interval}]"
-        return f"{said}: {numbers} ({self.words(verdict.reason)})"
+        return f"{said}: {numbers} ({tables.why(self.words, verdict)})"
 
 
 def document(
@@ -262,7 +262,7 @@ def _cost(doc: Document, study: Study, prefix: str) -> list[Block | None]:
     title = words("fig_scatter", metric=name[:1].upper() + name[1:])
     dots, note = partial(intervals.dots, study=study), words("fig_dots_note")
     step = partial(dots, name="step_time", title=words("axis_step_time"))
-    memory = partial(dots, name="peak_memory", title=words("axis_memory"), form=",~g")
+    memory = partial(dots, name="peak_memory", title=words("axis_memory"), form=",d")
     tokens = partial(dots, name="tokens_per_second", title=words("axis_tokens"), form="~s")
     blocks = [
         table,
@@ -305,7 +305,7 @@ def _probes(doc: Document, study: Study, prefix: str) -> list[Block | None]:
             partial(figures.probe, study=study, name=name),
         )
         blocks.append(
-            doc.figure(f"{prefix}probe{i}", title, doc.words("fig_train_note"), build, half=True)
+            doc.figure(f"{prefix}probe{i}", title, doc.words("fig_probe_note"), build, half=True)
         )
     if len(names) > MOST_PROBES:
         blocks.append(paragraph(doc.words("more_runs", n=len(names) - MOST_PROBES), style="note"))
@@ -317,7 +317,7 @@ def _samples(words: Words, study: Study) -> list[Block | None]:
     for arm in study.arms.values():
         run = next((r for r in arm.runs if r.samples), None)
         for sample in run.samples if run else ():
-            item = {"arm": arm.name, "text": sample["text"].removeprefix(sample["prompt"])}
+            item = {"arm": arm.name, "text": sample["text"].removeprefix(sample["prompt"]).strip()}
             by_prompt.setdefault(sample["prompt"], []).append(item)
     blocks: list[Block | None] = [
         {"kind": "samples", "label": words("prompt"), "prompt": prompt, "items": items}

@@ -1,6 +1,7 @@
 """The charts that run against something: steps, parameters, layers, the points of a grid."""
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from oelm.analysis.charts import (
     Axis,
     Canvas,
     Row,
+    gap_axis,
     log_axis,
     plain_axis,
     plain_range,
@@ -40,10 +42,13 @@ def curves(
     series = {name: s for name, s in found.items() if s is not None}
     if not series:
         return None
+    first, *others = series.values()
+    if column == "lr" and others and all(np.array_equal(first.mean, s.mean) for s in others):
+        series = {canvas.words("all_arms"): first}
     share = column in ("accuracy", "macro_f1")
     every = np.concatenate([np.concatenate([s.low, s.high]) for s in series.values()])
     title = canvas.words(f"axis_{column}")
-    form = "%" if share else ".0e" if column == "lr" else "~g"
+    form = "%" if share else "~e" if column == "lr" else "~g"
     y = log_axis(title, every) if log else plain_axis(title, every, form)
     say = _percent if share else numbers.number
     drawn = alt.layer(*_lines(canvas, series, y, say))
@@ -65,14 +70,9 @@ def gap_curves(canvas: Canvas, study: Study) -> Spec:
     # what the axis shows, so the band may run out of the frame.
     later = [s.mean[len(s.mean) // 10 :] for s in series.values()]
     ends = [v for s in series.values() for v in (s.low[-1], s.high[-1])]
-    y = plain_axis(
-        canvas.words(
-            "axis_gap_share" if log else "axis_gap_points", reference=study.reference.name
-        ),
-        [*np.concatenate(later), *ends],
-        "+.0%",
-        zero=True,
-    )
+    key = "axis_gap_share" if log else "axis_gap_points"
+    title = canvas.words(key, reference=study.reference.name)
+    y = gap_axis(title, [*np.concatenate(later), *ends])
     low, high = plain_range([*np.concatenate(later), *ends, 0.0])
     layers = [rows_of([{"at": 0}]).mark_rule(color=GREY).encode(y=y.y("at"))]
     if margins := [{"at": m} for m in margins_of(study) if low < m < high]:
@@ -174,7 +174,7 @@ def layers(canvas: Canvas, study: Study) -> Spec:
     names = {"trainable": canvas.words("trained"), "frozen": canvas.words("frozen")}
     rows: list[Row] = []
     for counts, arms in list(profiles.values())[:6]:
-        panel = ", ".join(arms)
+        panel = "\n".join(textwrap.wrap(", ".join(arms), 24))
         for layer, by_kind in counts.items():
             for kind, said in names.items():
                 n = by_kind.get(kind, 0) if isinstance(by_kind, dict) else 0
@@ -197,9 +197,11 @@ def layers(canvas: Canvas, study: Study) -> Spec:
                 alt.Tooltip("n:Q", title=canvas.words("count"), format=","),
             ],
         )
-        .properties(width=150, height=17 * len(order))
+        .properties(width=165, height=17 * len(order))
     )
-    head = alt.Header(title=None, labelFontSize=12, labelLimit=170, labelFontWeight="bold")
+    head = alt.Header(
+        title=None, labelExpr="split(datum.label, '\\n')", labelFontWeight="bold", labelLimit=190
+    )
     panels = list(dict.fromkeys(str(r["panel"]) for r in rows))
     facet = bars.facet(alt.Facet("panel:N", sort=panels, header=head), columns=3)
     spec: dict[str, Any] = facet.configure(**CONFIG).to_dict()

@@ -16,8 +16,8 @@ from oelm.analysis.charts import (
     Axis,
     Canvas,
     Row,
+    gap_axis,
     plain_axis,
-    plain_range,
     rows_of,
 )
 from oelm.analysis.figures import Spec, margins_of
@@ -50,8 +50,7 @@ def decomposition(canvas: Canvas, study: Study, chain: Sequence[Arm]) -> Spec:
             rows.append(_row(after.name, f"{before.name} → {after.name}", seen, log=log))
     total = gap(study, chain[-1], chain[0]) if len(rows) > 1 else None
     if total is not None:
-        label = canvas.words("total_of", first=chain[0].name, last=chain[-1].name)
-        rows.append(_row("", label, total, log=log))
+        rows.append(_row("", canvas.words("total"), total, log=log))
     title = canvas.words("axis_effect_share" if log else "axis_effect_points")
     return _chart(canvas, rows, title, []) if rows else None
 
@@ -82,8 +81,7 @@ def _row(arm: str, label: str, seen: Estimate, *, log: bool) -> Row:
 def _chart(canvas: Canvas, rows: list[Row], title: str, margins: list[float]) -> Spec:
     """Rows of point, 90 % interval (thick) and 95 % interval (thin), in the order given."""
     every = [float(r[k]) for r in rows for k in ("mean", "low95", "high95") if k in r]
-    low, high = plain_range([*every, *margins, 0.0])
-    x = plain_axis(title, [*every, *margins], "+.1%" if high - low < 0.05 else "+.0%", zero=True)
+    x = gap_axis(title, [*every, *margins])
     look = alt.Axis(grid=False, labelLimit=230, ticks=False)
     y = alt.Y("label:N", sort=[str(r["label"]) for r in rows], title=None, axis=look)
     arms = list(dict.fromkeys(str(r["arm"]) for r in rows))
@@ -94,14 +92,16 @@ def _chart(canvas: Canvas, rows: list[Row], title: str, margins: list[float]) ->
         mark = dashed.mark_rule(color=MARGIN, strokeDash=[5, 4], strokeWidth=1.5)
         layers.append(mark.encode(x=x.x("at")))
     if known := [r for r in rows if "low95" in r]:
-        for name, width in (("95", 1.5), ("90", 5)):
+        for name, width in (("95", 1.5), ("90", 4.5)):
             bar = canvas.data(known).mark_rule(strokeWidth=width, aria=False)
             layers.append(bar.encode(x=x.x("low" + name), x2=f"high{name}:Q", y=y, color=colour))
     tips = [
         alt.Tooltip("label:N", title=canvas.words("col_arm")),
         alt.Tooltip("said:N", title=title),
     ]
-    point = canvas.data(rows).mark_point(size=90, filled=True, opacity=1)
+    point = canvas.data(rows).mark_point(
+        size=110, filled=True, opacity=1, stroke="white", strokeWidth=1
+    )
     shape = canvas.shape(arms)
     layers.append(point.encode(x=x.x("mean"), y=y, color=colour, shape=shape, tooltip=tips))
     # The numbers stand in a column right of the plot, where nothing can run over them.

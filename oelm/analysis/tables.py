@@ -40,7 +40,8 @@ def statement(words: Words, claim: Claim) -> str:
         unit = f"{abs(size) * 100:g}\u202f%" if claim.margin.relative else f"{abs(size):g}\u202fpt"
         sign = numbers.MINUS if size < 0 else "+" if claim.kind == "at_least" else ""
         said["margin"] = sign + unit
-    return words(f"claim_{claim.kind}", **{k: v for k, v in said.items() if v is not None})
+    text = words(f"claim_{claim.kind}", **{k: v for k, v in said.items() if v is not None})
+    return text[:1].upper() + text[1:]
 
 
 def spread(words: Words, seen: Estimate, measure: Metric, *, log: bool) -> str:
@@ -71,16 +72,38 @@ def _three(seen: Estimate) -> tuple[float | None, float | None, float | None]:
     return seen.mean, low, high
 
 
+def why(words: Words, verdict: Verdict) -> str:
+    """What decided a claim, or keeps it undecided, with the numbers."""
+    seen, claim = verdict.result, verdict.claim
+    if verdict.reason.key != "why_decided" or seen is None:
+        said = words(verdict.reason)
+        if verdict.seeds and not verdict.missing:
+            many = verdict.seeds > MOST_SEEDS
+            said += "; " if words.language == "en" else "；"
+            said += words("needs_many" if many else "needs_seeds", n=min(verdict.seeds, MOST_SEEDS))
+        return said
+
+    def show(value: float) -> str:
+        if claim.vs is not None:
+            return numbers.difference(claim.measured, value, log=verdict.log)
+        return numbers.shown(claim.measured, math.exp(value) if verdict.log else value)
+
+    low, high = seen.interval(0.90) or (seen.mean, seen.mean)
+    supported = verdict.state == "supported"
+    if supported and math.isfinite(verdict.low) and math.isfinite(verdict.high):
+        return words("why_within", low=show(low), high=show(high))
+    # Below the upper bound supports a claim, below the lower one refutes it; and so above.
+    ceiling, floor = (verdict.high, verdict.low) if supported else (verdict.low, verdict.high)
+    if math.isfinite(ceiling) and high <= ceiling:
+        return words("why_below", bound=show(high), margin=show(ceiling))
+    return words("why_above", bound=show(low), margin=show(floor))
+
+
 def claims(words: Words, verdicts: Sequence[Verdict]) -> Block | None:
     """The claims with their verdicts, and the numbers that decided them."""
     items = []
     for verdict in verdicts:
         value, interval = estimate_of(verdict)
-        why = words(verdict.reason)
-        if verdict.state == "undecided" and verdict.seeds and not verdict.missing:
-            many = verdict.seeds > MOST_SEEDS
-            why += "; " if words.language == "en" else "；"
-            why += words("needs_many" if many else "needs_seeds", n=min(verdict.seeds, MOST_SEEDS))
         spelled = statement(words, verdict.claim)
         items.append(
             {
@@ -93,7 +116,7 @@ def claims(words: Words, verdicts: Sequence[Verdict]) -> Block | None:
                 "interval": interval,
                 "p": numbers.p_value(verdict.p_holm),
                 "seeds": str(verdict.result.n) if verdict.result else "0",
-                "why": why,
+                "why": why(words, verdict),
             }
         )
     keys = ("verdict", "claim", "estimate", "interval", "p", "seeds", "why")
@@ -107,13 +130,15 @@ def quality(words: Words, study: Study) -> Block | None:
         names = ["accuracy", "macro_f1", "test_accuracy", "loss"]
     else:
         names = ["ppl", "best_ppl", "test_ppl", "loss", "bpb"]
-    heads = [words("col_arm"), words("col_seeds"), *(words(f"col_{n}") for n in names)]
+    first, *rest = names
+    heads = [words("col_arm"), words("col_seeds"), words(f"col_{first}")]
     heads += [words("col_gap", reference=study.reference.name), words("col_interval")]
+    heads += [words(f"col_{name}") for name in rest]
     rows = []
     for arm in study.arms.values():
         done = len(arm.values(study.primary, study.seeds))
         row: list[Any] = [cell(arm.label, arm=arm.name), f"{done}/{len(study.seeds)}"]
-        row += [_mean_sd(arm, name, study.seeds) for name in names]
+        row.append(_mean_sd(arm, first, study.seeds))
         seen = gap(study, arm) if arm is not study.reference else None
         measure = metric(study.primary)
         interval = seen.interval() if seen else None
@@ -128,7 +153,7 @@ def quality(words: Words, study: Study) -> Block | None:
             row.append(f"{low} … {high}")
         else:
             row.append("–")
-        rows.append(row)
+        rows.append(row + [_mean_sd(arm, name, study.seeds) for name in rest])
     return table(heads, rows)
 
 

@@ -57,7 +57,7 @@ def judge(study: Study) -> list[Verdict]:
             verdict.reason = text("why_waiting", missing=verdict.missing, planned=len(study.seeds))
         elif adjusted <= ALPHA:
             verdict.state = verdict.leans
-            verdict.reason = text(f"why_{verdict.state}")
+            verdict.reason = text("why_decided")
         elif verdict.p <= ALPHA:
             verdict.reason = text("why_holm", claims=family)
         else:

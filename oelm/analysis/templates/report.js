@@ -75,7 +75,7 @@
   function point(step) {
     if (step === cursor) return;
     cursor = step;
-    window.requestAnimationFrame(() => tell("cursor", cursor));
+    window.requestAnimationFrame(() => tell("pointed", cursor));
   }
 
   for (const chip of document.querySelectorAll(".chip")) {
