@@ -13,6 +13,7 @@ from oelm.errors import UserError
 
 if TYPE_CHECKING:
     from oelm.study.engines.local import Places
+    from oelm.study.plan import Study
     from oelm.study.queue import Queue
 
 FAILED, STOPPED = 1, 3
@@ -93,7 +94,7 @@ def _run(
         for name, job in jobs.items():
             print(f"  {job}  {name}")
         return 0
-    places = _places(queue, gpus, slots, wait_idle)
+    places, _, _ = choose_places(queue.study, gpus, slots, wait_idle)
     _tell(queue.open(retry_failed=retry_failed))
     if detach:
         return _detach(queue)
@@ -112,10 +113,10 @@ def _run(
     return FAILED if failed and len(failed) == len(left) else STOPPED
 
 
-def _places(
-    queue: "Queue", gpus: str | None, slots: int | None, wait_idle: float | None
-) -> "Places":
-    """Where runs can compute: on GPUs if there are any, else on the CPU."""
+def choose_places(
+    study: "Study", gpus: str | None, slots: int | None, wait_idle: float | None = None
+) -> "tuple[Places, int, bool]":
+    """Where runs compute, how many at a time, and whether on GPUs: if there are any, they are used."""
     from oelm.study.engines.local import CpuSlots, GpuGroups
     from oelm.study.gpus import Waiting, chosen
 
@@ -125,9 +126,11 @@ def _places(
     if not indices:
         if wait_idle is not None:
             raise UserError("--wait-idle waits for GPUs, and this machine has none")
-        return CpuSlots(1 if slots is None else slots)
+        count = 1 if slots is None else slots
+        return CpuSlots(count), count, False
     waiting = None if wait_idle is None else Waiting(indices, idle_for=wait_idle)
-    return GpuGroups(indices, queue.study.needs.gpus_per_run, waiting)
+    per_run = study.needs.gpus_per_run
+    return GpuGroups(indices, per_run, waiting), len(indices) // per_run, True
 
 
 def _require_datasets(queue: "Queue") -> None:

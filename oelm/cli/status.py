@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from oelm.study.status import Row
 
+FULL_WIDTH = 130
 COLOURS = {
     "finished": "green",
     "running": "cyan",
@@ -61,9 +62,7 @@ def _status(
     elif watch:
         _watch(folders, brief=study is None)
     else:
-        from rich.console import Console
-
-        Console().print(_view(folders, brief=study is None, curves=False))
+        show(_view(folders, brief=study is None, curves=False))
     return 0
 
 
@@ -156,6 +155,15 @@ def _watch(folders: list[Path], *, brief: bool) -> None:
                 live.update(_view(folders, brief=brief, curves=True))
         except KeyboardInterrupt:
             return
+
+
+def show(table: "RenderableType") -> None:
+    """Print a table at its full width: a narrow terminal may wrap it, but nothing is cut."""
+    from rich.console import Console
+
+    console = Console()
+    console.width = max(console.width, FULL_WIDTH)
+    console.print(table)
 
 
 def _number(value: float | None, form: str) -> str:

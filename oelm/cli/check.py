@@ -1,0 +1,121 @@
+"""`oelm check`: what a study will cost, and what confounds its claims."""
+
+import dataclasses
+import json as jsonlib
+from typing import TYPE_CHECKING
+
+from oelm.cli.options import parse
+from oelm.cli.run import choose_places
+from oelm.cli.status import duration, show
+
+if TYPE_CHECKING:
+    from oelm.study.check import Cost
+    from oelm.study.plan import Run, Study
+
+
+def check(argv: list[str]) -> int:
+    """Entry point of `oelm check`."""
+    return parse(_check, argv, prog="oelm check")
+
+
+def _check(
+    study: str,
+    /,
+    *,
+    gpus: str | None = None,
+    slots: int | None = None,
+    measure: bool = True,
+    json: bool = False,
+) -> int:
+    """What a study will cost, and what confounds its claims, before anything is spent.
+
+    A few steps of every arm are measured here, on as many slots as the study would use; nothing is
+    left behind. `oelm run` takes the same --gpus and --slots.
+
+    Args:
+        study: A YAML file, or the name of one in studies/.
+        gpus: The GPUs that the study would use.
+        slots: How many runs side by side on the CPU.
+        measure: With --no-measure, only the runs and the confounds that need no measuring.
+        json: Print JSON instead of tables.
+    """
+    from pathlib import Path
+
+    from oelm.study.check import costs
+    from oelm.study.check import duration as takes
+    from oelm.study.confounds import confounds
+    from oelm.study.plan import find_study, load_study
+
+    plan = load_study(find_study(study))
+    runs = plan.runs(Path("runs"))
+    places, side_by_side, on_gpu = choose_places(plan, gpus, slots)
+    measure = measure and all(r.config.task == "language" for r in runs)
+    found = costs(plan, places, slots=side_by_side, gpu=on_gpu) if measure else {}
+    problems = confounds(plan, {arm: cost.measured for arm, cost in found.items()})
+    seconds = takes(runs, found, side_by_side) if found else None
+    if json:
+        data = {
+            "runs": [r.row() for r in runs],
+            "costs": [dataclasses.asdict(c) for c in found.values()],
+            "seconds": seconds,
+            "slots": side_by_side,
+            "confounds": [dataclasses.asdict(p) for p in problems],
+        }
+        print(jsonlib.dumps(data, indent=1))
+        return 0
+    _print_runs(plan, runs)
+    if found:
+        _print_costs(found, side_by_side, seconds or 0.0)
+    elif measure is False:
+        print("\nnot measured, so time, memory and epochs are not known")
+    print(f"\nconfounds: {'none found' if not problems else len(problems)}")
+    for problem in problems:
+        claim = f" [{problem.claim}]" if problem.claim else ""
+        print(f"- {problem.line}{claim}")
+    return 0
+
+
+def _print_runs(plan: "Study", runs: "list[Run]") -> None:
+    print(f"{plan.name}: {plan.question}")
+    print(f"{len(runs)} runs: {len(plan.arms)} arms × {len(plan.seeds)} seeds")
+    for arm in plan.arms:
+        points = [p for p in plan.points(arm) if p]
+        method = next(r.config.resolved_method() for r in runs if r.arm == arm)
+        grid = f", at {'; '.join(points)}" if points else ""
+        print(f"  {arm}: {method.about or method.name}{grid}")
+
+
+def _print_costs(found: "dict[str, Cost]", slots: int, seconds: float) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, title="\none run of each arm", title_justify="left")
+    table.add_column("arm", no_wrap=True)
+    for name in (
+        "trainable",
+        "frozen",
+        "FLOPs",
+        "step",
+        "time",
+        "memory",
+        "disk",
+        "epochs",
+        "validation",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for cost in found.values():
+        table.add_row(
+            cost.arm,
+            f"{cost.trainable:,}",
+            f"{cost.frozen:,}",
+            f"{cost.flops:.2g}",
+            f"{cost.step_seconds:.3g} s",
+            duration(cost.seconds),
+            f"{cost.memory / 2**30:.2f} GiB",
+            f"{cost.disk / 2**20:,.0f} MiB",
+            "?" if cost.epochs is None else f"{cost.epochs:.2g}",
+            f"{cost.validation_share:.0%}",
+        )
+    show(table)
+    if any(c.epochs is None for c in found.values()):
+        print("the dataset is not on this machine: epochs and the last evaluation are not known")
+    print(f"all runs, {slots} at a time: about {duration(seconds)}")
