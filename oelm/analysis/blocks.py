@@ -43,7 +43,16 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, left: int = 
     kept = [i for i in range(len(columns)) if i < left or any(_said(row[i]) for row in rows)]
     align = ["left" if i < left else "right" for i in kept]
     cells = [[_cell(row[i]) for i in kept] for row in rows]
-    return {"kind": "table", "columns": [columns[i] for i in kept], "align": align, "rows": cells}
+    words = [
+        sum(len(row[i]["text"]) for row in cells) for i, side in enumerate(align) if side == "left"
+    ]
+    return {
+        "kind": "table",
+        "columns": [columns[i] for i in kept],
+        "align": align,
+        "rows": cells,
+        "wide": words.index(max(words)),  # the column that takes the space there is
+    }
 
 
 def cell(text: str, *, arm: str = "", verdict: str = "", strong: bool = False) -> dict[str, Any]:

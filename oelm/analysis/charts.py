@@ -6,7 +6,7 @@ that the page sets in all charts at once. Static pictures have a legend instead.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import altair as alt
@@ -52,6 +52,9 @@ class Palette:
 
 
 Row = dict[str, Any]
+LEGEND = alt.Legend(
+    title=None, orient="top", labelLimit=180, columns=0, symbolOpacity=1, symbolStrokeWidth=3
+)
 
 
 @dataclass(frozen=True)
@@ -71,11 +74,6 @@ class Axis:
         return alt.Y(f"{field}:Q", title=self.title, scale=self.scale, axis=self.look)
 
 
-def rows_of(rows: Iterable[Row]) -> alt.Chart:
-    """A chart of these rows."""
-    return alt.Chart({"values": list(rows)})
-
-
 @dataclass(frozen=True)
 class Canvas:
     """Makes charts: whose colours, in whose words, for the web or for paper."""
@@ -83,15 +81,23 @@ class Canvas:
     palette: Palette
     words: Words
     web: bool = False
+    datasets: dict[str, list[Row]] = field(default_factory=dict)
+    """Rows of the charts by name: altair copies what it holds many times over."""
+
+    def rows(self, rows: Iterable[Row]) -> alt.Chart:
+        """A chart of these rows."""
+        name = f"rows{len(self.datasets)}"
+        self.datasets[name] = list(rows)
+        return alt.Chart(alt.NamedData(name))
 
     def data(self, rows: Iterable[Row]) -> alt.Chart:
-        """A chart of these rows; on the web without those whose arm is hidden."""
-        chart = rows_of(rows)
+        """A chart of rows that belong to arms; on the web without those whose arm is hidden."""
+        chart = self.rows(rows)
         return chart.transform_filter("indexof(hidden, datum.arm) < 0") if self.web else chart
 
     def colour(self, arms: Sequence[str], *, legend: bool = True) -> alt.Color:
         """Colour by arm; the web page has its own legend."""
-        shown = alt.Legend(title=None, orient="top", labelLimit=180, columns=0, symbolStrokeWidth=3)
+        shown = LEGEND
         return alt.Color(
             "arm:N",
             scale=alt.Scale(domain=list(arms), range=[self.palette.colour(a) for a in arms]),
@@ -100,7 +106,7 @@ class Canvas:
 
     def dash(self, arms: Sequence[str], *, legend: bool = True) -> alt.StrokeDash:
         """Dash by arm: what tells the second seven arms from the first."""
-        shown = alt.Legend(title=None, orient="top", labelLimit=180, columns=0)
+        shown = LEGEND
         return alt.StrokeDash(
             "arm:N",
             scale=alt.Scale(domain=list(arms), range=[self.palette.dash(a) for a in arms]),
@@ -109,7 +115,7 @@ class Canvas:
 
     def shape(self, arms: Sequence[str], *, legend: bool = False) -> alt.Shape:
         """Shape by arm."""
-        shown = alt.Legend(title=None, orient="top", labelLimit=180, columns=0)
+        shown = LEGEND
         scale = alt.Scale(domain=list(arms), range=[self.palette.shape(a) for a in arms])
         return alt.Shape("arm:N", scale=scale, legend=None if self.web or not legend else shown)
 
@@ -120,9 +126,13 @@ class Canvas:
             chart = chart.add_params(
                 alt.param(name="hidden", value=[]), alt.param(name="pointed", value=None)
             )
-        spec: dict[str, Any] = chart.configure(**CONFIG).to_dict()
+        return self.spec(chart)
+
+    def spec(self, chart: Any) -> dict[str, Any]:
+        """The chart with its rows; validation is the tests' business, not every report's."""
+        spec: dict[str, Any] = chart.configure(**CONFIG).to_dict(validate=False)
         spec.pop("$schema", None)
-        return spec
+        return {**spec, "datasets": self.datasets}
 
     def hover(self, x: Axis, table: list[Row], titles: Sequence[str]) -> list[alt.Chart]:
         """A rule at the step pointed at, and a tooltip with every arm's value there.
@@ -133,7 +143,7 @@ class Canvas:
         if not self.web or not table:
             return []
         rule = (
-            rows_of([{}])
+            self.rows([{}])
             .transform_calculate(step="pointed")
             .transform_filter("isValid(datum.step)")
             .mark_rule(color=GREY, strokeWidth=1, aria=False)
@@ -145,7 +155,7 @@ class Canvas:
             name="at", on="pointermove", nearest=True, encodings=["x"], clear="pointerout"
         )
         catch = (
-            rows_of(table)
+            self.rows(table)
             .mark_rule(strokeWidth=8, opacity=0, aria=False)
             .encode(x=x.x("step"), tooltip=tips)
             .add_params(near)

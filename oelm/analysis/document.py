@@ -333,11 +333,7 @@ def _confounds(words: Words, study: Study) -> list[Block | None]:
         about = words.either(f"confound_{kind}", kind)
         if confound.get("claim"):
             about += f" ({words('confound_claim', name=confound['claim'])})"
-        lines.append(
-            f"{about}: {confound['line']}"
-            if words.language == "en"
-            else f"{about}：{confound['line']}"
-        )
+        lines.append(f"{about}{words('colon')}{confound['line']}")
     note = "confounds_note" if lines else "confounds_none"
     return [paragraph(words(note), style="note"), bullets(lines)]
 

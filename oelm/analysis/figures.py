@@ -10,7 +10,6 @@ import numpy as np
 
 from oelm.analysis import numbers
 from oelm.analysis.charts import (
-    CONFIG,
     FROZEN,
     GREY,
     HALF,
@@ -24,7 +23,6 @@ from oelm.analysis.charts import (
     log_axis,
     plain_axis,
     plain_range,
-    rows_of,
     step_axis,
 )
 from oelm.analysis.metrics import metric
@@ -51,7 +49,7 @@ def curves(
     form = "%" if share else "~e" if column == "lr" else "~g"
     y = log_axis(title, every) if log else plain_axis(title, every, form)
     say = _percent if share else numbers.number
-    drawn = alt.layer(*_lines(canvas, series, y, say))
+    drawn = alt.layer(*_lines(canvas, series, y, say, legend=not half))
     return canvas.finish(drawn, height=220 if half else 300, width=HALF if half else WIDTH)
 
 
@@ -74,9 +72,9 @@ def gap_curves(canvas: Canvas, study: Study) -> Spec:
     title = canvas.words(key, reference=study.reference.name)
     y = gap_axis(title, [*np.concatenate(later), *ends])
     low, high = plain_range([*np.concatenate(later), *ends, 0.0])
-    layers = [rows_of([{"at": 0}]).mark_rule(color=GREY).encode(y=y.y("at"))]
+    layers = [canvas.rows([{"at": 0}]).mark_rule(color=GREY).encode(y=y.y("at"))]
     if margins := [{"at": m} for m in margins_of(study) if low < m < high]:
-        dashed = rows_of(margins).mark_rule(color=MARGIN, strokeDash=[5, 4], strokeWidth=1.5)
+        dashed = canvas.rows(margins).mark_rule(color=MARGIN, strokeDash=[5, 4], strokeWidth=1.5)
         layers.append(dashed.encode(y=y.y("at")))
     layers += _lines(canvas, series, y, numbers.percent if log else numbers.points)
     return canvas.finish(alt.layer(*layers), height=260)
@@ -97,12 +95,17 @@ def probe(canvas: Canvas, study: Study, name: str) -> Spec:
         return None
     every = np.concatenate([np.concatenate([s.low, s.high]) for s in found.values()])
     y = plain_axis(name if len(name) < 40 else name[:38] + "…", every, ticks=5)
-    drawn = _lines(canvas, found, y, numbers.number)
+    drawn = _lines(canvas, found, y, numbers.number, legend=False)
     return canvas.finish(alt.layer(*drawn), height=220, width=HALF)
 
 
 def _lines(
-    canvas: Canvas, series: dict[str, Series], y: Axis, say: Callable[[float], str]
+    canvas: Canvas,
+    series: dict[str, Series],
+    y: Axis,
+    say: Callable[[float], str],
+    *,
+    legend: bool = True,
 ) -> list[alt.Chart]:
     """Band, line and, on the web, hover of several arms against the step."""
     x = step_axis(canvas.words, max(float(s.step[-1]) for s in series.values()))
@@ -119,7 +122,7 @@ def _lines(
                 said += f"  [{say(low)}, {say(high)}]"
             rows.append(row)
             table.setdefault(float(step), {"step": float(step)})[f"c{i}"] = said
-    colour, layers = canvas.colour(arms), []
+    colour, layers = canvas.colour(arms, legend=legend), []
     if banded := [r for r in rows if "low" in r]:
         area = canvas.data(banded).mark_area(opacity=0.16, clip=True, aria=False)
         layers.append(area.encode(x=x.x("step"), y=y.y("low"), y2="high:Q", color=colour))
@@ -128,7 +131,9 @@ def _lines(
         strokeWidth=2, clip=True, point={"size": 30} if few else False
     )
     layers.append(
-        line.encode(x=x.x("step"), y=y.y("mean"), color=colour, strokeDash=canvas.dash(arms))
+        line.encode(
+            x=x.x("step"), y=y.y("mean"), color=colour, strokeDash=canvas.dash(arms, legend=legend)
+        )
     )
     return [*layers, *canvas.hover(x, [table[s] for s in sorted(table)], arms)]
 
@@ -185,7 +190,7 @@ def layers(canvas: Canvas, study: Study) -> Spec:
     fill = alt.Scale(domain=list(names.values()), range=[TRAINED, FROZEN])
     title = canvas.words("axis_parameters")
     bars = (
-        rows_of(rows)
+        canvas.rows(rows)
         .mark_bar()
         .encode(
             y=alt.Y("layer:N", sort=order, title=None, axis=alt.Axis(grid=False, labelLimit=130)),
@@ -204,9 +209,7 @@ def layers(canvas: Canvas, study: Study) -> Spec:
     )
     panels = list(dict.fromkeys(str(r["panel"]) for r in rows))
     facet = bars.facet(alt.Facet("panel:N", sort=panels, header=head), columns=3)
-    spec: dict[str, Any] = facet.configure(**CONFIG).to_dict()
-    spec.pop("$schema", None)
-    return spec
+    return canvas.spec(facet)
 
 
 def tuning(canvas: Canvas, study: Study) -> Spec:

@@ -44,7 +44,9 @@ def chinese(text: str, cache: Path) -> Font:
     """Noto Sans SC with the characters of `text`, regular and bold; made once per set of characters."""
     characters = "".join(sorted({*text, *map(chr, range(0x20, 0x7F))}))
     digest = hashlib.sha256(characters.encode()).hexdigest()[:10]
-    font = Font(f"OELM SC {digest}", cache / digest, cache / digest / "page.woff2")
+    # A name of letters only: an unquoted family must not contain a word that starts with a digit.
+    family = "Oelm" + digest.translate(str.maketrans("0123456789", "ghijklmnop"))
+    font = Font(family, cache / digest, cache / digest / "page.woff2")
     if not font.woff2.is_file():
         _make(font, characters)
     if font.family not in _registered:

@@ -18,7 +18,6 @@ from oelm.analysis.charts import (
     Row,
     gap_axis,
     plain_axis,
-    rows_of,
 )
 from oelm.analysis.figures import Spec, margins_of
 from oelm.analysis.metrics import metric
@@ -86,9 +85,9 @@ def _chart(canvas: Canvas, rows: list[Row], title: str, margins: list[float]) ->
     y = alt.Y("label:N", sort=[str(r["label"]) for r in rows], title=None, axis=look)
     arms = list(dict.fromkeys(str(r["arm"]) for r in rows))
     colour = canvas.colour(arms, legend=False)
-    layers = [rows_of([{"at": 0}]).mark_rule(color=GREY).encode(x=x.x("at"))]
+    layers = [canvas.rows([{"at": 0}]).mark_rule(color=GREY).encode(x=x.x("at"))]
     if margins:
-        dashed = rows_of({"at": m} for m in margins)
+        dashed = canvas.rows({"at": m} for m in margins)
         mark = dashed.mark_rule(color=MARGIN, strokeDash=[5, 4], strokeWidth=1.5)
         layers.append(mark.encode(x=x.x("at")))
     if known := [r for r in rows if "low95" in r]:
@@ -99,9 +98,7 @@ def _chart(canvas: Canvas, rows: list[Row], title: str, margins: list[float]) ->
         alt.Tooltip("label:N", title=canvas.words("col_arm")),
         alt.Tooltip("said:N", title=title),
     ]
-    point = canvas.data(rows).mark_point(
-        size=110, filled=True, opacity=1, stroke="white", strokeWidth=1
-    )
+    point = canvas.data(rows).mark_point(size=120, filled=True, opacity=1)
     shape = canvas.shape(arms)
     layers.append(point.encode(x=x.x("mean"), y=y, color=colour, shape=shape, tooltip=tips))
     # The numbers stand in a column right of the plot, where nothing can run over them.

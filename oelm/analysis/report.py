@@ -64,7 +64,10 @@ def all_text(doc: Document) -> str:
     """Everything a reader will see, charts included; escapes of JSON undone."""
     charts = [doc.chart(id, web=False) for id in doc.charts]
     parts = [doc.title, doc.lead, doc.meta, doc.made, *doc.banners, *doc.palette.arms]
-    said = [doc.words(key) for key in ("supported", "refuted", "undecided", "figure", "contents")]
+    said = [
+        doc.words(key)
+        for key in ("supported", "refuted", "undecided", "figure", "contents", "colon")
+    ]
     said += [doc.words(key) for key in ("show_hide", "theme")]
     return json.dumps([parts, said, doc.sections, charts], ensure_ascii=False)
 
@@ -128,6 +131,7 @@ def paper(doc: Document, pictures: Pictures) -> bytes:
         "made": doc.made,
         "banners": doc.banners,
         "figure": doc.words("figure"),
+        "colon": doc.words("colon"),
         "language": doc.words.language,
         "fonts": [f for f in ([family] if chinese else [fonts.SERIF, family]) if f],
         "colours": {arm: doc.palette.colour(arm) for arm in doc.palette.arms},

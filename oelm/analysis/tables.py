@@ -41,7 +41,7 @@ def statement(words: Words, claim: Claim) -> str:
         sign = numbers.MINUS if size < 0 else "+" if claim.kind == "at_least" else ""
         said["margin"] = sign + unit
     text = words(f"claim_{claim.kind}", **{k: v for k, v in said.items() if v is not None})
-    return text[:1].upper() + text[1:]
+    return text[:1].upper() + text[1:] if words.language == "en" else text
 
 
 def spread(words: Words, seen: Estimate, measure: Metric, *, log: bool) -> str:
@@ -79,7 +79,7 @@ def why(words: Words, verdict: Verdict) -> str:
         said = words(verdict.reason)
         if verdict.seeds and not verdict.missing:
             many = verdict.seeds > MOST_SEEDS
-            said += "; " if words.language == "en" else "；"
+            said += words("semicolon")
             said += words("needs_many" if many else "needs_seeds", n=min(verdict.seeds, MOST_SEEDS))
         return said
 
