@@ -1,8 +1,10 @@
 """A Chinese font for pictures, paper and page, cut down to the characters a report uses."""
 
 import base64
+import contextlib
 import hashlib
 import importlib.resources
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,16 +48,20 @@ def chinese(text: str, cache: Path) -> Font:
     digest = hashlib.sha256(characters.encode()).hexdigest()[:10]
     # A name of letters only: an unquoted family must not contain a word that starts with a digit.
     family = "Oelm" + digest.translate(str.maketrans("0123456789", "ghijklmnop"))
-    font = Font(family, cache / digest, cache / digest / "page.woff2")
+    font = Font(family, cache / family, cache / family / "page.woff2")
     if not font.woff2.is_file():
-        _make(font, characters)
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as place:
+            _make(family, characters, Path(place) / "made")
+            with contextlib.suppress(OSError):  # somebody else was faster
+                (Path(place) / "made").rename(font.folder)
     if font.family not in _registered:
         vl_convert.register_font_directory(str(font.folder.resolve()))
         _registered.add(font.family)
     return font
 
 
-def _make(font: Font, characters: str) -> None:
+def _make(family: str, characters: str, folder: Path) -> None:
     try:
         from fontTools import subset
         from fontTools.ttLib import TTFont
@@ -73,9 +79,9 @@ def _make(font: Font, characters: str) -> None:
     with importlib.resources.as_file(source) as path:
         small: Any = TTFont(path, lazy=True)
         cutter.subset(small)
-    _rename(small, font.family, "Regular")
-    font.folder.mkdir(parents=True, exist_ok=True)
-    middle = font.folder / "variable.bin"
+    _rename(small, family, "Regular")
+    folder.mkdir()
+    middle = folder / "variable.bin"
     small.save(middle)
     for style, weight in (("Regular", 400), ("Bold", 700)):
         # vl-convert draws a variable font at its thinnest, so it gets one file per weight.
@@ -83,10 +89,10 @@ def _make(font: Font, characters: str) -> None:
         one["OS/2"].usWeightClass = weight
         one["head"].macStyle = int(style == "Bold")
         one["OS/2"].fsSelection = 0x20 if style == "Bold" else 0x40
-        _rename(one, font.family, style)
-        one.save(font.folder / f"{style}.ttf")
+        _rename(one, family, style)
+        one.save(folder / f"{style}.ttf")
     small.flavor = "woff2"
-    small.save(font.woff2)
+    small.save(folder / "page.woff2")
     middle.unlink()
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import tempfile
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -45,8 +46,14 @@ class Pictures:
 
 
 def cache() -> Path:
-    """Where things that take seconds to make are kept."""
-    return Path(platformdirs.user_cache_dir("oelm"))
+    """Where things that take seconds to make are kept; a temporary place if there is no home."""
+    path = Path(platformdirs.user_cache_dir("oelm"))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        path = Path(tempfile.gettempdir()) / f"oelm-{os.getuid()}"
+        path.mkdir(exist_ok=True)
+    return path
 
 
 def draw(doc: Document, text: str) -> Pictures:
@@ -71,8 +78,7 @@ def script() -> str:
         return path.read_text(encoding="utf-8")
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
     bundle = bundle.replace("</script", r"<\/script").replace("<!--", r"<\!--")
-    with contextlib.suppress(OSError):  # a home that cannot be written to costs only time
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):  # a disk that is full costs only time
         temporary = path.with_suffix(f".{os.getpid()}")
         temporary.write_text(bundle, encoding="utf-8")
         temporary.replace(path)
