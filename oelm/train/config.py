@@ -10,6 +10,8 @@ from oelm.methods import Method
 from oelm.methods import method as resolve_method
 from oelm.model.config import ModelConfig
 
+LANGUAGE_DATASET, LABELLED_DATASET = "sotu-bpe2048", "movie-reviews"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -18,10 +20,15 @@ class TrainConfig:
     method: str | dict[str, Any] = "baseline"
     """A method's name, or a spec such as `oelm_v2,qk.rank=4`; `oelm methods` lists them."""
     model: str | dict[str, Any] = "medium-512"
-    """A preset, or a spec such as `nano,positions=rope,n_layers=2`."""
+    """A preset, or a spec such as `nano,positions=rope,n_layers=2`; to classify with any Hugging Face
+    model, `hf:` and a folder, a hub name, or an architecture: `hf:bert-base-uncased,max_length=128`."""
     task: Literal["language", "classification"] = "language"
-    dataset: str = "sotu-bpe2048"
-    """A prepared dataset's name (`oelm data list`) or the path of its folder."""
+    causal: bool = False
+    """Classify with a causal model, reading off the last token, instead of a bidirectional one."""
+    dataset: str = LANGUAGE_DATASET
+    """A prepared dataset's name (`oelm data list`) or the path of its folder. For classification:
+    movie-reviews (if not given), xnli, mnli, snli, sst2, imdb, ag_news, or a file as in
+    `train.tsv,text=premise+hypothesis,label=gold`."""
     out_dir: Path = Path("runs/single")
     """The run's folder; the same command again continues what is there."""
 
@@ -96,12 +103,25 @@ class TrainConfig:
             raise UserError(
                 f"batch_size {self.batch_size} is not divisible by grad_accumulation {self.grad_accumulation}"
             )
+        if self.task == "language" and (self.causal or self.hugging_face is not None):
+            raise UserError("`causal` and `hf:` models are for task: classification")
+        if self.task == "classification" and self.dataset == LANGUAGE_DATASET:
+            object.__setattr__(self, "dataset", LABELLED_DATASET)
+        if self.hugging_face is not None:
+            self.resolved_method()
+            return
         shape = self.model_config()
         self.resolved_method().check(shape.n_layers, shape.n_heads)
 
     def model_config(self, **overrides: Any) -> ModelConfig:
         """The model's shape; training passes the dataset's vocabulary size."""
         return ModelConfig.from_spec(self.model, dropout=self.dropout, **overrides)
+
+    @property
+    def hugging_face(self) -> str | None:
+        """What follows `hf:` where the model is one of Hugging Face's."""
+        named = isinstance(self.model, str) and self.model.startswith("hf:")
+        return str(self.model)[3:] if named else None
 
     def resolved_method(self) -> Method:
         """The method, looked up."""
