@@ -6,6 +6,7 @@ import math
 import os
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 from oelm.errors import UserError
 from oelm.freezing import Gates, Plan, audit, hashes
 from oelm.train import checkpoint, parallel, precision, timing
+from oelm.train.classification import ClassificationTask
 from oelm.train.closing import write_summaries
 from oelm.train.config import TrainConfig
 from oelm.train.console import Console
@@ -28,11 +30,15 @@ from oelm.train.state import State
 from oelm.train.task import Batch, LanguageTask, Task
 
 log = logging.getLogger(__name__)
+TASKS: dict[str, Callable[[TrainConfig], Task]] = {
+    "language": LanguageTask,
+    "classification": ClassificationTask,
+}
 
 
 def train(config: TrainConfig) -> Path:
     """Train one run to its end, or on from where it stopped; returns its folder."""
-    task = LanguageTask(config)
+    task = TASKS[config.task](config)
     folder, first = config.out_dir, os.environ.get("RANK", "0") == "0"
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
