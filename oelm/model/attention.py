@@ -53,16 +53,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Attend; `start` is the position of the first token, `cache` holds k and v of all before it."""
         B, T, D = x_BTD.shape
-        q_BHTE, k_BHTE, v_BHTE = (
-            projection(x_BTD).view(B, T, self.n_heads, -1).transpose(1, 2)
-            for projection in (self.q, self.k, self.v)
-        )
-        if self.q_norm is not None and self.k_norm is not None:
-            q_BHTE, k_BHTE = self.q_norm(q_BHTE), self.k_norm(k_BHTE)
-        if rotation is not None:
-            q_BHTE, k_BHTE = rotate(q_BHTE, rotation), rotate(k_BHTE, rotation)
-        if self.temperature is not None:
-            q_BHTE = q_BHTE * self.temperature[:, None, None]
+        q_BHTE, k_BHTE = self.queries_and_keys(x_BTD, rotation)
+        v_BHTE = self._heads(self.v(x_BTD))
         if cache is not None:
             cache["k"][:, :, start : start + T] = k_BHTE
             cache["v"][:, :, start : start + T] = v_BHTE
@@ -80,6 +72,23 @@ class Attention(nn.Module):
         )
         y: Tensor = self.o(y_BHTE.transpose(1, 2).reshape(B, T, D))
         return y
+
+    def queries_and_keys(
+        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """What the heads compare: projected, normalised, turned by position, and scaled."""
+        q_BHTE, k_BHTE = self._heads(self.q(x_BTD)), self._heads(self.k(x_BTD))
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BHTE, k_BHTE = self.q_norm(q_BHTE), self.k_norm(k_BHTE)
+        if rotation is not None:
+            q_BHTE, k_BHTE = rotate(q_BHTE, rotation), rotate(k_BHTE, rotation)
+        if self.temperature is not None:
+            q_BHTE = q_BHTE * self.temperature[:, None, None]
+        return q_BHTE, k_BHTE
+
+    def _heads(self, x_BTD: Tensor) -> Tensor:
+        B, T, _ = x_BTD.shape
+        return x_BTD.view(B, T, self.n_heads, -1).transpose(1, 2)
 
     def _bias(self, T: int, start: int, mask: Tensor | None, like: Tensor) -> Tensor | None:
         """What is added to the logits: nothing where `is_causal` says it all."""
