@@ -199,8 +199,9 @@ def _values(points: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
         given = {
             k: v for k, v in to_mapping(config).items() if k not in (*OWN_FIELDS, *NO_CONFOUND)
         }
-        shape = config.model_config(vocab_size=1)  # the vocabulary comes with the dataset
-        given |= {f"model.{k}": v for k, v in to_mapping(shape).items() if k != "dropout"}
+        if config.hugging_face is None:
+            shape = config.model_config(vocab_size=1)  # the vocabulary comes with the dataset
+            given |= {f"model.{k}": v for k, v in to_mapping(shape).items() if k != "dropout"}
         given |= {"warmup": config.warmup_steps, "min_lr": config.last_lr / config.max_lr}
         for name, value in given.items():
             shown = f"{value:g}" if isinstance(value, float) else str(value)
@@ -213,6 +214,8 @@ def _values(points: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
 def _qk_std(points: Mapping[str, Mapping[str, Any]]) -> tuple[float, float]:
     """Standard deviation of the entries of Q and of K at the start."""
     config = from_mapping(TrainConfig, next(iter(points.values())), what="arm")
+    if config.hugging_face is not None:  # the width is known only once it is loaded
+        return math.nan, math.nan
     method, width = config.resolved_method(), config.model_config().d_model
     return _std(method.q, width), _std(method.k, width)
 

@@ -193,11 +193,12 @@ def essence(config: TrainConfig) -> dict[str, Any]:
     fields = {k: v for k, v in to_mapping(config).items() if k not in HOW}
     seeds = dict(config.seeds)
     method = to_mapping(config.resolved_method())
-    model = dataclasses.asdict(config.model_config())
+    own = config.hugging_face is None  # else `model` says it all
+    model = dataclasses.asdict(config.model_config()) if own else {"hf": config.model}
     # Labels are for people, and the vocabulary comes with the dataset.
     for mapping, keys in ((method, ("name", "about")), (model, ("vocab_size",))):
         for key in keys:
-            mapping.pop(key)
+            mapping.pop(key, None)
     rest = {k: v for k, v in fields.items() if k not in ("seed", *seeds)}
     rest |= {"min_lr": float(f"{config.last_lr:.9g}"), "warmup": config.warmup_steps}
     return {**rest, **seeds, "method": method, "model": model}
