@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from oelm.config import from_mapping, load_yaml
 from oelm.errors import UserError
@@ -12,6 +12,8 @@ from oelm.methods import Method
 from oelm.model.config import ModelConfig
 from oelm.model.gpt import GPT
 from oelm.train import checkpoint
+from oelm.train.classification import ClassificationTask
+from oelm.train.config import TrainConfig
 
 
 class SavedRun:
@@ -29,8 +31,16 @@ class SavedRun:
         self.method = from_mapping(Method, resolved["method"], what="the run's method")
         self.seeds: dict[str, int] = resolved["seeds"]
 
-    def build(self) -> GPT:
+    def build(self) -> nn.Module:
         """The model as it was before training."""
+        if self.config.get("task") == "classification":
+            fields = {k: v for k, v in self.config.items() if k not in ("schema", "resolved")}
+            config = from_mapping(TrainConfig, fields, what="the run's configuration")
+            return ClassificationTask(config).build()
+        return self.language_model()
+
+    def language_model(self) -> GPT:
+        """The GPT as it was before training."""
         shape = from_mapping(ModelConfig, self.resolved["model"], what="the run's model")
         return GPT(shape, self.method, self.seeds["init_seed"], self.seeds["frozen_seed"])
 
