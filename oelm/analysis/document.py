@@ -15,12 +15,13 @@ from oelm.analysis.conclusions import conclusion, headline, limitations
 from oelm.analysis.metrics import metric
 from oelm.analysis.numbers import number
 from oelm.analysis.study import Study, chain
-from oelm.analysis.verdicts import Verdict, judge
+from oelm.analysis.verdicts import State, Verdict, judge
 from oelm.analysis.words import Text, Words
 from oelm.version import __version__
 
 Builder = Callable[[Canvas], figures.Spec]
 MOST_PROBES = 12
+STATES: tuple[State, ...] = ("supported", "refuted", "undecided")
 
 
 @dataclass
@@ -78,30 +79,24 @@ def document(
     arms = tuple(dict.fromkeys(name for study in studies for name in _ordered(study)))
     several = len(studies) > 1
     doc = Document(words, _title(words, studies), Palette(arms))
-    for study in studies:
-        verdicts = judge(study)
-        doc.verdicts += [(study.name, v) for v in verdicts]
-        doc.problems += study.all_problems()
-        prefix = f"s{studies.index(study) + 1}-" if several else ""
-        sections = _study(doc, study, verdicts, prefix, places)
-        if several:
-            doc.sections.append(
-                {"id": prefix + "study", "title": study.name, "blocks": [], "part": True}
-            )
-            sections = [_opening(words, study, verdicts, prefix), *sections]
-        doc.sections += [s for s in sections if s]
-    states = [v.state for _, v in doc.verdicts]
-    doc.counts = {s: states.count(s) for s in ("supported", "refuted", "undecided")}  # type: ignore[arg-type]
+    judged = [(study, judge(study)) for study in studies]
+    doc.verdicts = [(study.name, verdict) for study, verdicts in judged for verdict in verdicts]
+    doc.counts = {s: sum(v.state == s for _, v in doc.verdicts) for s in STATES}
     if several:
-        counts = words("head_counts", **doc.counts)
-        doc.lead = words("head_several", n=len(studies), counts=counts)
-        if first := section("overview", words("sec_overview"), _overview(doc, studies)):
-            doc.sections.insert(0, first)
+        doc.lead = words("head_several", n=len(studies), counts=words("head_counts", **doc.counts))
+        blocks = _overview(doc, studies)
+        doc.sections += [s for s in [section("overview", words("sec_overview"), blocks)] if s]
     else:
-        study = studies[0]
-        doc.lead = headline(words, study, [v for _, v in doc.verdicts])
-        doc.meta = _meta(words, study)
-        doc.banners = _banners(words, study, live=live)
+        doc.lead = headline(words, *judged[0])
+        doc.meta = _meta(words, studies[0])
+        doc.banners = _banners(words, studies[0], live=live)
+    for place, (study, verdicts) in enumerate(judged, 1):
+        doc.problems += study.all_problems()
+        prefix = f"s{place}-" if several else ""
+        if several:
+            doc.sections.append({"id": prefix + "study", "title": study.name, "part": True})
+            doc.sections[-1]["blocks"] = _opening(words, study, verdicts)
+        doc.sections += [s for s in _study(doc, study, verdicts, prefix, places) if s]
     made = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     doc.made = words("made_by", version=__version__, date=made)
     return doc
@@ -139,13 +134,13 @@ def _banners(words: Words, study: Study, *, live: bool) -> list[str]:
     return banners
 
 
-def _opening(words: Words, study: Study, verdicts: list[Verdict], prefix: str) -> Block | None:
-    blocks = [
-        paragraph(headline(words, study, verdicts), style="lead"),
-        paragraph(_meta(words, study), style="note"),
+def _opening(words: Words, study: Study, verdicts: list[Verdict]) -> list[Block]:
+    """What a study among others says first."""
+    blocks = [paragraph(headline(words, study, verdicts), style="lead")]
+    blocks.append(paragraph(_meta(words, study), style="note"))
+    return blocks + [
+        paragraph(text, style="warning") for text in _banners(words, study, live=False)
     ]
-    blocks += [paragraph(text, style="warning") for text in _banners(words, study, live=False)]
-    return section(prefix + "opening", "", blocks)
 
 
 def _overview(doc: Document, studies: Sequence[Study]) -> list[Block | None]:
@@ -157,7 +152,7 @@ def _overview(doc: Document, studies: Sequence[Study]) -> list[Block | None]:
             build = partial(intervals.overview, studies=alike)
             id = "overview" if ratio else "overview-points"
             blocks.append(doc.figure(id, words("fig_overview"), words("fig_overview_note"), build))
-    return [*blocks, tables.claims(words, [v for _, v in doc.verdicts])]
+    return [*blocks, tables.claims(words, doc.verdicts)]
 
 
 def _study(
@@ -172,7 +167,12 @@ def _study(
     intro = paragraph(words("claims_note" if verdicts else "no_claims"), style="note")
     return [
         part("problems", bullets(problems)),
-        part("claims", tables.claims(words, verdicts), intro, _forest(doc, study, prefix)),
+        part(
+            "claims",
+            tables.claims(words, [("", v) for v in verdicts]),
+            intro,
+            _forest(doc, study, prefix),
+        ),
         part(
             "results",
             tables.quality(words, study),
@@ -207,8 +207,13 @@ def _noted(block: Block | None, note: str) -> list[Block | None]:
     return [block, paragraph(note, style="note")] if block else []
 
 
+def _by_seeds(study: Study, figure: str) -> str:
+    """The note of a figure that has intervals, unless there is one seed."""
+    return f"{figure}_note" if len(study.seeds) > 1 else f"{figure}_one"
+
+
 def _forest(doc: Document, study: Study, prefix: str) -> Block | None:
-    note = "fig_forest_note" if len(study.seeds) > 1 else "fig_forest_one"
+    note = _by_seeds(study, "fig_forest")
     title = doc.words("fig_forest", reference=study.reference.name)
     return doc.figure(
         prefix + "forest", title, doc.words(note), partial(intervals.forest, study=study)
@@ -228,7 +233,7 @@ def _curves(doc: Document, study: Study, prefix: str) -> list[Block | None]:
     rate = partial(draw, kind="train", column="lr", log=False, half=True)
     return [
         doc.figure(prefix + "val", title, note, val),
-        doc.figure(prefix + "gap", gap_title, words("fig_gap_note"), gap),
+        doc.figure(prefix + "gap", gap_title, words(_by_seeds(study, "fig_gap")), gap),
         doc.figure(prefix + "train", words("fig_train"), words("fig_train_note"), train, half=True),
         doc.figure(prefix + "lr", words("fig_lr"), words("fig_lr_note"), rate, half=True),
     ]
@@ -240,7 +245,7 @@ def _parts(doc: Document, study: Study, prefix: str) -> Block | None:
         return None
     title = doc.words("fig_parts", first=steps[0].name, last=steps[-1].name)
     build = partial(intervals.decomposition, study=study, chain=steps)
-    return doc.figure(prefix + "parts", title, doc.words("fig_parts_note"), build)
+    return doc.figure(prefix + "parts", title, doc.words(_by_seeds(study, "fig_parts")), build)
 
 
 def _tuning(doc: Document, study: Study, prefix: str) -> list[Block | None]:

@@ -105,7 +105,9 @@ def _chart(canvas: Canvas, rows: list[Row], title: str, margins: list[float]) ->
     said = canvas.data(rows).mark_text(align="left", dx=12, fontSize=11)
     beside = said.encode(x=alt.value(alt.expr("width")), y=y, text="said:N")
     layers.append(beside.properties(name=WIDE_ONLY))
-    return canvas.finish(alt.layer(*layers), height=26 * len(rows) + 16, width=WIDTH - 260)
+    spec = canvas.finish(alt.layer(*layers), height=26 * len(rows) + 16, width=WIDTH - 260)
+    # The page leaves as much space on the right as that column takes.
+    return {**spec, "usermeta": {"right": 24 + 6.4 * max(len(str(r["said"])) for r in rows)}}
 
 
 def dots(canvas: Canvas, study: Study, name: str, title: str, form: str = "~g") -> Spec:

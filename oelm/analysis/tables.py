@@ -99,10 +99,10 @@ def why(words: Words, verdict: Verdict) -> str:
     return words("why_above", bound=show(low), margin=show(floor))
 
 
-def claims(words: Words, verdicts: Sequence[Verdict]) -> Block | None:
-    """The claims with their verdicts, and the numbers that decided them."""
+def claims(words: Words, verdicts: Sequence[tuple[str, Verdict]]) -> Block | None:
+    """The claims with their verdicts, and the numbers that decided them; named by study if given."""
     items = []
-    for verdict in verdicts:
+    for study, verdict in verdicts:
         value, interval = estimate_of(verdict)
         spelled = statement(words, verdict.claim)
         items.append(
@@ -110,6 +110,7 @@ def claims(words: Words, verdicts: Sequence[Verdict]) -> Block | None:
                 "verdict": verdict.state,
                 "label": words(verdict.state),
                 "name": verdict.claim.name,
+                "study": study,
                 "text": verdict.claim.text or spelled,
                 "statement": spelled if verdict.claim.text else "",
                 "estimate": value,

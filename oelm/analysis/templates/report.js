@@ -39,7 +39,7 @@
     const wide = width > 560;
     let right = 8;
     if (copy.layer && copy.layer.some((l) => l.name === "wide-only")) {
-      if (wide) right = 175;
+      if (wide) right = copy.usermeta.right;
       else copy.layer = copy.layer.filter((l) => l.name !== "wide-only");
     }
     if (!wide) for (const l of copy.layer || []) {
