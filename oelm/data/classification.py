@@ -19,7 +19,7 @@ from oelm.data.tokenizers import Tokenizer
 from oelm.errors import UserError
 
 SCHEMA = 1
-POOL = 50  # batches whose texts are sorted by length together
+POOL = 50  # batches whose texts are sorted by length together; fewer where there are few texts
 Ids = npt.NDArray[np.int64]
 
 
@@ -229,7 +229,9 @@ class Buckets:
         # Sorting raw words gives the same order on every platform and version.
         bits = np.random.Philox(key=np.frombuffer(key, "<u8").astype(np.uint64))
         rows: Ids = np.argsort(bits.random_raw(len(self.lengths)), kind="stable")[: n * size]
-        for pool in np.split(rows, range(POOL * size, len(rows), POOL * size)):  # views of `rows`
+        # At least four pools: sorted all together, the same texts would meet in every epoch.
+        pool_size = max(1, min(POOL, n // 4)) * size
+        for pool in np.split(rows, range(pool_size, len(rows), pool_size)):  # views of `rows`
             pool[:] = pool[np.argsort(self.lengths[pool], kind="stable")]
         batches: Ids = rows.reshape(n, size)
         shuffled: Ids = batches[np.argsort(bits.random_raw(n), kind="stable")]
