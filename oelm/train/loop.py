@@ -56,6 +56,7 @@ def train(config: TrainConfig) -> Path:
             log.info("%s is finished already", folder)
             return folder
         enter(record)
+        enter(group.explaining())
         signals = enter(Signals())
         writer = enter(checkpoint.Writer(folder, keep=config.keep)) if first else None
         trainer = Trainer(config, task, group, record, console, writer, lock)
@@ -236,6 +237,7 @@ class Trainer:
         if moved := [name for name, h in frozen.items() if h != self.state.first_hashes[name]]:
             raise RuntimeError(f"frozen tensors moved: {', '.join(moved)}")
         self.state.progress.wall_seconds = time.time() - self.began
+        self.window.copy_(self.group.sum(self.window) / self.group.world)  # of all, not of rank 0
         if self.copies:
             self.submit(checkpoint.LAST, self.state.snapshot() | {"seeds": dict(self.config.seeds)})
 

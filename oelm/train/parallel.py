@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from oelm.errors import UserError
 from oelm.freezing import hashes
 from oelm.train.config import TrainConfig
+from oelm.train.errors import RunError, StoppedError
 
 PATIENCE = timedelta(minutes=10)
 
@@ -45,6 +46,19 @@ class Processes:
             values = values.clone()
             dist.all_reduce(values)
         return values
+
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Turn the noise of a broken connection into one line: its cause is another rank's error."""
+        try:
+            yield
+        except RuntimeError as error:
+            broken = ("gloo", "nccl", "connection closed", "connection reset", "timed out")
+            if self.world > 1 and any(word in str(error).lower() for word in broken):
+                raise RunError(
+                    f"rank {self.rank} lost contact with another rank, whose own error is the cause"
+                ) from error
+            raise
 
     def require_equal(self, model: nn.Module) -> None:
         """Raise unless every process holds the same weights, bit for bit."""
@@ -80,10 +94,17 @@ def processes(config: TrainConfig) -> Iterator[Processes]:
         # Flags travel by Gloo even where gradients travel by NCCL: asking waits for no GPU.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=PATIENCE)
-    yield Processes(rank, world, device)
-    # Left open after an error: closing it would let the others fail before our error is shown.
-    if world > 1:
-        dist.destroy_process_group()
+    together = True
+    try:
+        yield Processes(rank, world, device)
+    except BaseException as error:
+        # After an error of our own the group stays open until we exit: closing it would let the
+        # others fail, and say so, before our error is shown.
+        together = isinstance(error, StoppedError)
+        raise
+    finally:
+        if world > 1 and together:
+            dist.destroy_process_group()
 
 
 def _device(wanted: str, local_rank: int) -> torch.device:

@@ -98,5 +98,5 @@ def _like(value: Tensor, target: Tensor) -> Tensor:
             distribute_tensor,
         )  # slow to import, needed by FSDP only
 
-        return distribute_tensor(value, target.device_mesh, target.placements)
+        return distribute_tensor(value, target.device_mesh, target.placements)  # type: ignore[attr-defined]
     return value

@@ -18,9 +18,9 @@ from oelm.train.config import TrainConfig
 from oelm.train.parallel import Processes
 
 Batch = tuple[Tensor, ...]
-EVALUATION_SHARE = (
-    0.2  # of the tokens trained on in between; forward only, so under 10 % of the time
-)
+EVALUATION_BATCH = 4096  # tokens at a time, whatever the batch size of training
+# Of the tokens trained on in between; forward only, so that it stays under 10 % of the time.
+EVALUATION_SHARE = 0.2
 
 
 class Task(Protocol):
@@ -115,7 +115,8 @@ class LanguageTask:
         """Loss, perplexity and bits per byte over the tokens in order; no randomness anywhere."""
         tokens = self.dataset.tokens(split)
         limit = None if full else self.evaluation_tokens()
-        windows = evaluation_windows(tokens, self.shape.seq_len, self.config.batch_size, limit)
+        rows = max(1, EVALUATION_BATCH // self.shape.seq_len)
+        windows = evaluation_windows(tokens, self.shape.seq_len, rows, limit)
         losses, counts = [], []
         while group := list(itertools.islice(windows, processes.world)):
             # Every process takes part in every round (FSDP needs all), though perhaps for nothing.
@@ -132,7 +133,7 @@ class LanguageTask:
         return {"loss": loss, "ppl": ppl, "bpb": bits, "tokens": int(count)}
 
     def samples(
-        self, model: nn.Module, prompt_tokens: int = 12, new: int = 80
+        self, model: nn.Module, prompt_tokens: int = 12, new: int = 64
     ) -> list[dict[str, str]]:
         """Continuations of the first words of three validation documents, the same for every arm."""
         assert isinstance(model, GPT)
