@@ -105,6 +105,11 @@ class Claim:
         return Margin.parse(getattr(self, self.kind), self._where)
 
     @property
+    def has_margin(self) -> bool:
+        """Whether a difference from `vs` is allowed or asked for."""
+        return self.kind in ("at_most", "at_least", "equivalent_within")
+
+    @property
     def bound(self) -> float:
         """The number of a `min` or `max` claim."""
         return float(getattr(self, self.kind))

@@ -1,6 +1,5 @@
 """Write a report as a page, as Markdown with pictures, and as a paper."""
 
-import html
 import json
 import os
 import re
@@ -16,6 +15,7 @@ from markupsafe import Markup
 
 from oelm.analysis import fonts
 from oelm.analysis.document import Document
+from oelm.analysis.markdown import markdown
 from oelm.analysis.pictures import Pictures, draw, script
 from oelm.errors import UserError, unknown
 
@@ -42,7 +42,8 @@ def write(doc: Document, folder: Path, formats: Sequence[str], *, live: bool = F
         if name == "html":
             content = page(doc, pictures, live=live).encode()
         elif name == "md":
-            content = _markdown(doc, pictures, folder).encode()
+            _pictures(doc, pictures, folder / "pictures")
+            content = markdown(doc, "pictures").encode()
         else:
             content = paper(doc, pictures)
         _replace(path, content)
@@ -94,30 +95,11 @@ def page(doc: Document, pictures: Pictures, *, live: bool = False) -> str:
     )
 
 
-def _markdown(doc: Document, pictures: Pictures, folder: Path) -> str:
-    """Markdown that code hosts render, with a PNG file for each chart beside it."""
-    beside = folder / "pictures"
-    beside.mkdir(exist_ok=True)
+def _pictures(doc: Document, pictures: Pictures, folder: Path) -> None:
+    """A PNG file for each chart, for Markdown."""
+    folder.mkdir(exist_ok=True)
     for id in doc.charts:
-        _replace(beside / f"{id}.png", pictures.png(id))
-    environment = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined)
-    environment.filters |= {"md": markdown_text, "fence": fence}
-    badge = {"supported": "✅", "refuted": "❌", "undecided": "❔"}
-    source = environment.from_string(_template("report.md.j2"))
-    return source.render(doc=doc, words=doc.words, pictures="pictures", badge=badge)
-
-
-def markdown_text(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    flat = html.escape(" ".join(text.split()), quote=False)
-    return re.sub(r"([\\`*_\[\]|~$#])", r"\\\1", flat)
-
-
-def fence(text: str) -> str:
-    """A code block that the text cannot end."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    marks = "`" * max(3, longest + 1)
-    return f"{marks}text\n{text}\n{marks}"
+        _replace(folder / f"{id}.png", pictures.png(id))
 
 
 def paper(doc: Document, pictures: Pictures) -> bytes:

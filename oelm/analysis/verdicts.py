@@ -35,10 +35,19 @@ class Verdict:
     p_holm: float = math.nan
     leans: State = "undecided"
     """What the claim would be, were the estimate exact."""
-    seeds: int | None = None
-    """Seeds that would decide it, given the spread seen."""
     missing: int = 0
     """Planned seeds that have not come in."""
+    family: int = 1
+    """How many claims are tested together."""
+
+    @property
+    def seeds(self) -> int | None:
+        """Seeds that would decide it, given the spread seen; None where nothing is tested."""
+        if self.result is None or math.isnan(self.p):
+            return None
+        distance = min(abs(self.result.mean - bound) for bound in (self.low, self.high))
+        sd = self.result.se * math.sqrt(self.result.n)
+        return seeds_needed(sd, distance, ALPHA / self.family)
 
 
 def judge(study: Study) -> list[Verdict]:
@@ -48,11 +57,7 @@ def judge(study: Study) -> list[Verdict]:
     for verdict, adjusted in zip(verdicts, holm([v.p for v in verdicts]), strict=True):
         if math.isnan(adjusted):
             continue
-        verdict.p_holm = adjusted
-        assert verdict.result
-        distance = min(abs(verdict.result.mean - b) for b in (verdict.low, verdict.high))
-        sd = verdict.result.se * math.sqrt(verdict.result.n)
-        verdict.seeds = seeds_needed(sd, distance, ALPHA / family)
+        verdict.p_holm, verdict.family = adjusted, family
         if verdict.missing:
             verdict.reason = text("why_waiting", missing=verdict.missing, planned=len(study.seeds))
         elif adjusted <= ALPHA:
@@ -75,10 +80,9 @@ def _estimate(study: Study, claim: Claim) -> Verdict:
             key = "why_unrecorded" if finished else "why_unfinished"
             verdict.reason = text(key, metric=claim.metric, arm=arm)
             return verdict
-    relative = (
-        claim.vs is not None and claim.kind not in ("less", "greater") and claim.margin.relative
-    )
-    verdict.log = relative or measure.ratio
+    # A margin says itself whether it is one of a ratio; without one, the metric does.
+    relative = claim.has_margin and claim.margin.relative
+    verdict.log = relative if claim.has_margin else measure.ratio
     if verdict.log and min(min(side.values()) for side in sides) <= 0:
         if relative:
             verdict.reason = text("why_not_positive", metric=claim.metric)

@@ -62,7 +62,9 @@ def write_run(
     every = max(1, steps // evals)
     for step in range(every, reached + 1, every):
         lines.append(_eval(step, loss_at(step), task, full=False))
-        lines.append({"kind": "probe", "step": step, "name": "copy", "value": 1 - math.exp(-step / steps)})
+        lines.append(
+            {"kind": "probe", "step": step, "name": "copy", "value": 1 - math.exp(-step / steps)}
+        )
     if state == "finished":
         for split in ("val", "test"):
             lines.append(_eval(steps, loss_at(steps), task, split=split, full=True))
@@ -94,7 +96,10 @@ def write_run(
     write(folder / "freeze_audit.json", audit)
     timing = {"total_wall_time": steps * speed * 1.1, "median_step_time": speed}
     timing |= {"mean_step_time": speed * 1.01, "tokens_per_second": 2048 / speed}
-    timing |= {"steps_per_hour": 3600 / speed, "peak_memory_bytes": (900 - bool(frozen) * 40) * 2**20}
+    timing |= {
+        "steps_per_hour": 3600 / speed,
+        "peak_memory_bytes": (900 - bool(frozen) * 40) * 2**20,
+    }
     timing |= {"checkpoint_bytes": 12 * total - 8 * frozen}
     write(folder / "timing_stats.json", timing)
     if task == "language":
@@ -110,7 +115,14 @@ ENVIRONMENT = {
 
 
 def _eval(step: int, loss: float, task: str, *, split: str = "val", full: bool) -> dict:
-    row = {"kind": "eval", "split": split, "step": step, "tokens": 50_000, "seconds": 0.4, "full": full}
+    row = {
+        "kind": "eval",
+        "split": split,
+        "step": step,
+        "tokens": 50_000,
+        "seconds": 0.4,
+        "full": full,
+    }
     if task == "classification":
         accuracy = min(0.999, max(0.3, loss - 0.35 * math.exp(-step / 60)))
         row |= {"loss": 1 - accuracy, "accuracy": accuracy, "macro_f1": accuracy - 0.01}
@@ -156,7 +168,12 @@ CONFOUNDS = [
         "arms": ["frozen", "random"],
         "claim": "success",
     },
-    {"kind": "timing", "line": "steps_per_hour depends on the machine", "arms": [], "claim": "speed"},
+    {
+        "kind": "timing",
+        "line": "steps_per_hour depends on the machine",
+        "arms": [],
+        "claim": "speed",
+    },
 ]
 
 

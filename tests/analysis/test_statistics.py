@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
@@ -73,6 +73,7 @@ def test_values_that_never_vary_are_compared_exactly():
     assert (same.p_outside(4, 5), same.p_outside(2, 4)) == (0.0, 1.0)
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_equals_statsmodels(p_values):
     expected = multipletests(p_values, method="holm")[1]
