@@ -5,7 +5,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oelm.methods import Method
-from oelm.model.causal import causal_attention, worthwhile
 from oelm.model.config import ModelConfig
 from oelm.model.projection import Projection
 
@@ -62,15 +61,15 @@ class Attention(nn.Module):
             k_BHTE, v_BHTE = cache["k"][:, :, : start + T], cache["v"][:, :, : start + T]
 
         bias = self._bias(T, start, mask, q_BHTE)
-        dropout = self.dropout if self.training else 0.0
-        # A single query sees all keys; several queries behind a cache bring their own mask.
-        causal = self.causal and bias is None and T > 1
-        if causal and not dropout and worthwhile(q_BHTE):
-            y_BHTE = causal_attention(q_BHTE, k_BHTE, v_BHTE)
-        else:
-            y_BHTE = F.scaled_dot_product_attention(
-                q_BHTE, k_BHTE, v_BHTE, attn_mask=bias, is_causal=causal, dropout_p=dropout
-            )
+        y_BHTE = F.scaled_dot_product_attention(
+            q_BHTE,
+            k_BHTE,
+            v_BHTE,
+            attn_mask=bias,
+            # A single query sees all keys; several queries behind a cache bring their own mask.
+            is_causal=self.causal and bias is None and T > 1,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
         y: Tensor = self.o(y_BHTE.transpose(1, 2).reshape(B, T, D))
         return y
 
