@@ -1,7 +1,7 @@
 """A Hugging Face classifier under a method, from a pretrained checkpoint or from scratch."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,12 @@ from oelm.data.labelled import Row
 from oelm.errors import UserError
 from oelm.hf.convert import convert
 from oelm.methods import Method
+
+# What the rates of dropout are called in the configurations of the families.
+DROPOUTS = (
+    "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout",
+    "seq_classif_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "dropout_rate",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,24 +85,29 @@ class Checkpoint:
         classes: Sequence[str],
         vocab_size: int,
         pad: int,
-        seeds: dict[str, int],
+        seeds: Mapping[str, int],
+        dropout: float,
     ) -> "HubClassifier":
         """The converted model; what is not loaded is drawn from the seeds."""
-        names = {
+        changes: dict[str, Any] = {
             "id2label": dict(enumerate(classes)),
-            "label2id": {c: i for i, c in enumerate(classes)},
+            "label2id": {name: i for i, name in enumerate(classes)},
         }
+        if not self.pretrained:
+            changes |= {"vocab_size": vocab_size, "pad_token_id": pad}
+        config = self.config(**changes)
+        for name in DROPOUTS:
+            if hasattr(config, name):
+                setattr(config, name, dropout)
+        if config.pad_token_id is None:
+            config.pad_token_id = pad
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeds["init_seed"])
             if self.pretrained:
-                config = self.config(**names)
-                if config.pad_token_id is None:
-                    config.pad_token_id = pad
                 model = AutoModelForSequenceClassification.from_pretrained(
                     self.name, config=config, ignore_mismatched_sizes=True, dtype=torch.float32
                 )
             else:
-                config = self.config(**names, vocab_size=vocab_size, pad_token_id=pad)
                 model = AutoModelForSequenceClassification.from_config(config)
         convert(model, method, seed=seeds["init_seed"], frozen_seed=seeds["frozen_seed"])
         return HubClassifier(model)

@@ -71,11 +71,10 @@ class ClassificationTask:
 
     def build(self) -> nn.Module:
         """The classifier of the run."""
-        seeds, data = dict(self.config.seeds), self.dataset
+        seeds, data = self.config.seeds, self.dataset
         if self.checkpoint is not None:
-            return self.checkpoint.build(
-                self.method, data.classes, data.vocab_size, data.pad, seeds
-            )
+            about = data.classes, data.vocab_size, data.pad
+            return self.checkpoint.build(self.method, *about, seeds, self.config.dropout)
         model = Encoder(
             self.config.model_config(vocab_size=data.vocab_size),
             self.method,

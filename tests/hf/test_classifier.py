@@ -95,6 +95,7 @@ def test_pretrained_weights_are_loaded_and_the_head_is_drawn_from_the_seed(bert)
     assert first.state_dict()[head].shape == (3, 32)
     assert torch.equal(first.state_dict()[head], again.state_dict()[head])
     assert first.model.config.id2label == {0: "a", 1: "b", 2: "c"}
+    assert {m.p for m in first.modules() if isinstance(m, torch.nn.Dropout)} == {0.2}
 
 
 def test_pairs_reach_bert_with_its_token_types(bert, pairs, tmp_path):
