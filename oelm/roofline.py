@@ -1,0 +1,81 @@
+"""The arithmetic of a training step, part by part: what a method must cost, and what freezing can save.
+
+Counts are of useful floating-point operations: a causal query compares itself with the keys before it
+only, and a frozen matrix has no weight gradient. Pure arithmetic; imports no torch.
+"""
+
+from dataclasses import dataclass
+
+from oelm.methods import PARAMETER_FREE, Method, Treatment
+from oelm.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Part:
+    """Operations of one part of the model in one step, over all layers."""
+
+    name: str
+    forward: float = 0.0
+    input_grad: float = 0.0
+    weight_grad: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Forward and backward together."""
+        return self.forward + self.input_grad + self.weight_grad
+
+    def __add__(self, other: "Part") -> "Part":
+        return Part(
+            self.name,
+            self.forward + other.forward,
+            self.input_grad + other.input_grad,
+            self.weight_grad + other.weight_grad,
+        )
+
+
+def step_parts(
+    config: ModelConfig, method: Method, batch_size: int, *, causal: bool = True
+) -> list[Part]:
+    """Every part of a step on `batch_size` full sequences; what thaws late counts as trained."""
+    rows = batch_size * config.seq_len
+    d, d_ff = config.d_model, config.d_ff
+    parts = []
+    for name in ("q", "k", "v", "o"):
+        parts.append(_projection(name, config, method.treatment(name), rows, d, d))
+    keys = (config.seq_len + 1) / 2 if causal else config.seq_len
+    compared = 2 * rows * keys * d * config.n_layers
+    # Scores and mixing forward; backward, two products for each of them.
+    parts.append(Part("attention", forward=2 * compared, input_grad=4 * compared))
+    gates = 2 if config.activation == "swiglu" else 1
+    up = _projection("up", config, method.up, rows, d, d_ff)
+    parts.append(sum([up] * (gates - 1), up))
+    parts.append(_projection("down", config, method.down, rows, d_ff, d))
+    head = 2 * rows * d * config.vocab_size
+    parts.append(Part("head", forward=head, input_grad=head, weight_grad=head))
+    return parts
+
+
+def step_flops(
+    config: ModelConfig, method: Method, batch_size: int, *, causal: bool = True
+) -> float:
+    """All operations of a step."""
+    return sum(part.total for part in step_parts(config, method, batch_size, causal=causal))
+
+
+def _projection(
+    name: str, config: ModelConfig, treatment: Treatment, rows: int, inner: int, outer: int
+) -> Part:
+    whole = Part(name)
+    product = 2 * rows * inner * outer if treatment.init not in PARAMETER_FREE else 0
+    low_rank = 2 * rows * treatment.rank * (inner + outer)
+    heads = config.n_heads
+    for layer in range(config.n_layers):
+        frozen = treatment.frozen_in(layer, config.n_layers)
+        share = 0.0 if frozen else 1 - treatment.frozen_heads(heads) / heads
+        whole += Part(
+            name,
+            forward=product + low_rank,
+            input_grad=product + low_rank,
+            weight_grad=product * share + low_rank,
+        )
+    return whole
