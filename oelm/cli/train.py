@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,22 @@ class Options(TrainConfig):
 
 
 def train(argv: Sequence[str]) -> int:
-    """Run the command."""
+    """Run the command; one of several processes that fails leaves at once, lest the others wait."""
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        return _train(argv)
+    try:
+        code = _train(argv)
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    if code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _train(argv: Sequence[str]) -> int:
     try:
         config = parse_config(argv)
         # Imported late: wrong options are refused before torch is loaded.

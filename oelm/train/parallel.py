@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -104,6 +105,9 @@ def processes(config: TrainConfig) -> Iterator[Processes]:
         raise
     finally:
         if world > 1 and together:
+            # Gloo's threads need the interpreter to let go of their last work; whoever destroys
+            # the group meanwhile holds it and waits for them, for ever (seen with torch 2.13).
+            time.sleep(0.2)
             dist.destroy_process_group()
 
 

@@ -8,10 +8,10 @@ import time
 
 import pytest
 import yaml
-from conftest import assert_same_run
 
 from oelm.config import to_mapping
 from oelm.train.loop import train
+from tests.train.runs import assert_same_run
 
 
 def start(config, tmp_path):

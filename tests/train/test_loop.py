@@ -6,7 +6,6 @@ import signal
 import pytest
 import torch
 import yaml
-from conftest import assert_same_run, metrics
 
 from oelm.errors import UserError
 from oelm.model.gpt import GPT
@@ -15,6 +14,7 @@ from oelm.train.errors import InUseError, NonFiniteError, StoppedError
 from oelm.train.lock import FolderLock
 from oelm.train.loop import Trainer, train
 from oelm.train.task import LanguageTask
+from tests.train.runs import assert_same_run, metrics
 
 
 def at_step(monkeypatch, step, action):

@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from conftest import metrics
 
 from oelm.config import to_mapping
 from oelm.errors import UserError
 from oelm.train import checkpoint
 from oelm.train.loop import train
+from tests.train.runs import metrics
 
 SETTINGS = {"dropout": 0.0, "thaw_warmup": 2, "method": "oelm_thaw", "test": True}
 EVERY = "oelm_v2,qk.trains=every,qk.every=3"
@@ -27,7 +27,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def together(jobs, tmp_path, world=2):
+def together(jobs, tmp_path, world=2, timeout=120):
     """Train configurations in `world` processes; returns what each rank said of each."""
     listed = [{"config": to_mapping(config), "port": free_port(), **more} for config, more in jobs]
     path = tmp_path / "jobs.yaml"
@@ -42,12 +42,14 @@ def together(jobs, tmp_path, world=2):
                 command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
         )
-    said = []
-    for process in ranks:
-        out, err = process.communicate(timeout=300)
-        assert process.returncode == 0, err
-        said.append([json.loads(line) for line in out.splitlines()])
-    return said
+    try:
+        ended = [process.communicate(timeout=timeout) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    for process, (_, errors) in zip(ranks, ended, strict=True):
+        assert process.returncode == 0, errors
+    return [[json.loads(line) for line in out.splitlines()] for out, _ in ended]
 
 
 def assert_close(folder, reference):
@@ -103,7 +105,7 @@ def test_twenty_repetitions_in_a_row(tiny, tmp_path):
             (tiny(f"stopped-{i}", **SETTINGS), {"stop_at": 5 + i % 4}),
             (tiny(f"stopped-{i}", **SETTINGS, parallel="fsdp" if i % 2 else "ddp"), {}),
         ]
-    said = together(jobs, tmp_path)
+    said = together(jobs, tmp_path, timeout=1200)
     for rank in said:
         assert sum(word == "finished" for word in rank) == 60
     for config, _ in jobs:
