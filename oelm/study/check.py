@@ -33,6 +33,7 @@ from oelm.train.config import TrainConfig
 BUDGET_FLOPS = {"cpu": 2e11, "gpu": 2e14}
 FEWEST_STEPS, MOST_STEPS = 4, 30
 SKIPPED_STEPS = 2  # the first allocate memory
+TOKENS_PER_WORD = 4  # of words made of random letters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +78,12 @@ class Noise(Corpus):
         self.length = tokens_per_document
 
     def documents(self, split: str) -> Iterator[str]:
-        """The same 200 documents each time, of about as many words as a sequence has tokens."""
+        """The same 200 documents each time, each of about a sequence's length."""
         dice = random.Random(0)
         letters = "abcdefghijklmnopqrstuvwxyz"
         words = ["".join(dice.choices(letters, k=dice.randint(2, 9))) for _ in range(4000)]
         for _ in range(200):
-            yield " ".join(dice.choices(words, k=self.length))
+            yield " ".join(dice.choices(words, k=self.length // TOKENS_PER_WORD))
 
     def origin(self) -> dict[str, Any]:
         """Where it comes from."""
@@ -181,7 +182,9 @@ def _cost(run: Run, measured: list[Run]) -> Cost:
     )
     training = step * config.max_steps
     tokens = config.max_steps * config.batch_size * shape.seq_len
-    static = 4 * mean["total"] + 12 * mean["trainable"]  # weights; gradients and two moments
+    # What a sequence adds: the inputs of every product of a block, and little else.
+    activations = 4 * shape.seq_len * shape.n_layers * (10 * shape.d_model + 3 * shape.d_ff)
+    more_sequences = config.batch_size - measured[0].config.batch_size
     return Cost(
         arm=run.arm,
         parameters=int(mean["total"]),
@@ -190,7 +193,7 @@ def _cost(run: Run, measured: list[Run]) -> Cost:
         flops=mean["flops"] * share * config.max_steps,
         step_seconds=step,
         seconds=training + validating + final / mean["eval_rate"] + mean["other"],
-        memory=int(mean["memory"] + max(0.0, mean["memory"] - static) * (share - 1)),
+        memory=int(mean["memory"] + activations * more_sequences),
         disk=int((2 + config.keep) * mean["checkpoint"] + 4 * mean["total"]),
         tokens=tokens,
         epochs=tokens / data["splits"]["train"]["tokens"] if data else None,
