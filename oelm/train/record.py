@@ -134,10 +134,10 @@ class Record:
     def config(self, resolved: Mapping[str, Any]) -> None:
         """Write `config.yaml`, or check that a run being continued is the same run."""
         path = self.folder / "config.yaml"
+        content = {"schema": SCHEMA, **to_mapping(self._config), "resolved": dict(resolved)}
+        if path.exists():
+            _compare(load_yaml(path), content, self.folder)
         if self.writes:
-            content = {"schema": SCHEMA, **to_mapping(self._config), "resolved": dict(resolved)}
-            if path.exists():
-                _compare(load_yaml(path), content, self.folder)
             _replace(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
     def _write_state(self) -> None:

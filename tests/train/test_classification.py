@@ -3,7 +3,6 @@ import re
 
 import pytest
 import torch
-from conftest import assert_same_run, metrics
 
 from oelm.cli import main
 from oelm.config import load_yaml
@@ -13,6 +12,7 @@ from oelm.train.classification import ClassificationTask, _scores
 from oelm.train.config import TrainConfig
 from oelm.train.loop import train
 from oelm.train.saved import audit_checkpoint
+from tests.train.runs import assert_same_run, metrics
 
 TINY = "nano,n_layers=2,d_model=32,n_heads=2,d_ff=64,seq_len=32"
 
