@@ -89,7 +89,7 @@ def conclusion(words: Words, study: Study) -> list[Block | None]:
             f"con_{name}", **({"margin": said} if name in ("equal", "slight", "worse") else {})
         )
         here = name == found
-        mark = cell("◀" if here else "", strong=here)
+        mark = cell("←" if here else "", strong=here)
         rows.append([cell(text, strong=here), cell(words(f"next_{name}"), strong=here), mark])
     blocks: list[Block | None] = []
     if main and seen:
