@@ -82,12 +82,9 @@ def test_a_converted_model_trains_in_our_loop(kind, bert, pairs, tmp_path):
 
 def test_pretrained_weights_are_loaded_and_the_head_is_drawn_from_the_seed(bert):
     found = Checkpoint.parse(str(bert))
-    first, again = (
-        found.build(
-            method("oelm_v2,qk.init=keep"), ["a", "b", "c"], 18, 0, {**SEEDS, "init_seed": 5}
-        )
-        for _ in range(2)
-    )
+    seeds = {**SEEDS, "init_seed": 5}
+    chosen = method("oelm_v2,qk.init=keep")
+    first, again = (found.build(chosen, ["a", "b", "c"], 18, 0, seeds, 0.2) for _ in range(2))
     original = transformers.BertModel.from_pretrained(bert, add_pooling_layer=False)
     for name, value in original.state_dict().items():
         assert torch.equal(first.state_dict()[f"model.bert.{name}"], value), name
