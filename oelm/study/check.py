@@ -22,6 +22,7 @@ from oelm.data.corpora import Corpus
 from oelm.data.dataset import Dataset
 from oelm.data.prepare import prepare
 from oelm.errors import UserError
+from oelm.model.config import ModelConfig
 from oelm.study.confounds import Measured
 from oelm.study.engines.local import Places, work
 from oelm.study.folders import read_json, read_state
@@ -128,7 +129,7 @@ def duration(runs: list[Run], found: dict[str, Cost], slots: int) -> float:
 
 def _small(run: Run, scratch: Path, budget: float) -> dict[str, Any]:
     """The run's configuration cut down to a few steps; of few sequences if one step is long."""
-    shape = run.config.model_config()
+    shape = _shape(run.config)
     per_sequence = (
         6
         * shape.seq_len
@@ -148,10 +149,17 @@ def _small(run: Run, scratch: Path, budget: float) -> dict[str, Any]:
         "save_interval": steps,
         "test": False,
         "track": [],
-        "dataset": str(_noise(run.config.dataset, shape.seq_len, scratch)),
     }
+    if run.config.task == "language":  # labelled texts are small, and their lengths matter
+        cut["dataset"] = str(_noise(run.config.dataset, shape.seq_len, scratch))
     fields = {k: v for k, v in to_mapping(run.config).items() if k in HINTS and k not in OWN_FIELDS}
     return {**fields, **cut}
+
+
+def _shape(config: TrainConfig) -> ModelConfig:
+    """The model's shape; a Hugging Face model is taken to be of BERT-base's size, which steers only how
+    many steps are measured."""
+    return config.model_config() if config.hugging_face is None else ModelConfig.preset("gpt2-124m")
 
 
 def _noise(name: str, seq_len: int, scratch: Path) -> Path:
@@ -171,7 +179,7 @@ def _noise(name: str, seq_len: int, scratch: Path) -> Path:
 def _cost(run: Run, measured: list[Run]) -> Cost:
     samples = [_sample(r) for r in measured]
     mean = {k: sum(s[k] for s in samples) / len(samples) for k in samples[0]}
-    config, shape = run.config, run.config.model_config()
+    config, shape = run.config, _shape(run.config)
     share = config.batch_size / measured[0].config.batch_size
     step = mean["step"] * share
     data = _dataset(config)
@@ -181,7 +189,7 @@ def _cost(run: Run, measured: list[Run]) -> Cost:
         sum(data["splits"][s]["tokens"] for s in ("val", *(["test"] * config.test))) if data else 0
     )
     training = step * config.max_steps
-    tokens = config.max_steps * config.batch_size * shape.seq_len
+    tokens = config.max_steps * config.batch_size * _length(config, data)
     # What a sequence adds: the inputs of every product of a block, and little else.
     activations = 4 * shape.seq_len * shape.n_layers * (10 * shape.d_model + 3 * shape.d_ff)
     more_sequences = config.batch_size - measured[0].config.batch_size
@@ -226,8 +234,20 @@ def _sample(run: Run) -> dict[str, float]:
     }
 
 
+def _length(config: TrainConfig, data: dict[str, Any] | None) -> int:
+    """Tokens of a sequence: labelled texts are as long as they are, on average."""
+    if config.task == "classification" and data is not None:
+        about = data["splits"]["train"]
+        return int(about["tokens"] / about["rows"])
+    return _shape(config).seq_len
+
+
 def _dataset(config: TrainConfig) -> dict[str, Any] | None:
     try:
+        if config.task == "classification":
+            from oelm.train.classification import ClassificationTask
+
+            return ClassificationTask(config).dataset.meta
         return Dataset.open(config.dataset).meta
     except UserError:
         return None
@@ -237,6 +257,6 @@ def _evaluation_tokens(config: TrainConfig, data: dict[str, Any] | None) -> int:
     """How many tokens an evaluation on the way takes, as the trainer sizes it."""
     from oelm.train.task import EVALUATION_SHARE
 
-    batch = config.batch_size * config.model_config().seq_len
+    batch = config.batch_size * _length(config, data)
     wanted = config.eval_tokens or max(batch, int(EVALUATION_SHARE * config.eval_interval * batch))
     return min(wanted, data["splits"]["val"]["tokens"]) if data else wanted
