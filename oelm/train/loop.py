@@ -21,7 +21,7 @@ from oelm.train.classification import ClassificationTask
 from oelm.train.closing import write_summaries
 from oelm.train.config import TrainConfig
 from oelm.train.console import Console
-from oelm.train.errors import StoppedError
+from oelm.train.errors import NonFiniteError, StoppedError
 from oelm.train.lock import FolderLock
 from oelm.train.optimizer import Guard, build_optimizer, clip_gradients, set_learning_rates
 from oelm.train.record import Record, environment
@@ -92,8 +92,9 @@ class Trainer:
         self.precision = precision.choose(config.precision, self.device, self.wrapped.kind)
         self.gates = Gates(self.model, config.max_steps)
         self.optimizer = build_optimizer(self.model, self.method, self.gates, config)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision.name == "fp16")
-        self.guard = Guard(self.optimizer, config.skip_bad_steps, self.device)
+        scaled = self.precision.name == "fp16"
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
+        self.guard = Guard(self.optimizer, config.skip_bad_steps, self.device, scaled=scaled)
         self.window = torch.zeros(2, device=self.device)
         self.state = State(
             self.model, self.optimizer, self.scaler, self.guard, self.window, first_hashes
@@ -167,7 +168,7 @@ class Trainer:
 
         self.scaler.unscale_(self.optimizer)
         norm = clip_gradients(self.model.parameters(), config.clip)
-        good = self.guard.watch(step, norm, scaled=self.scaler.is_enabled())
+        good = self.guard.watch(step, norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -183,6 +184,8 @@ class Trainer:
         self.guard.check(self.task.where())
         total, good = self.group.sum(self.window).tolist()
         self.window.zero_()
+        if not math.isfinite(total):
+            raise NonFiniteError(f"the loss is not finite at step {p.step}; last.pt is from before")
         if not good:  # every step of these was passed over
             return
         loss, recent = total / good, p.step_seconds[-self.config.log_interval :]
@@ -236,6 +239,8 @@ class Trainer:
         frozen = hashes(self.model, self.plan.values.keys())
         if moved := [name for name, h in frozen.items() if h != self.state.first_hashes[name]]:
             raise RuntimeError(f"frozen tensors moved: {', '.join(moved)}")
+        if self.wrapped.kind == "ddp":
+            self.group.require_equal(self.model)
         self.state.progress.wall_seconds = time.time() - self.began
         self.window.copy_(self.group.sum(self.window) / self.group.world)  # of all, not of rank 0
         if self.copies:

@@ -12,6 +12,7 @@ from oelm.methods import Method
 from oelm.train.config import TrainConfig
 from oelm.train.errors import NonFiniteError
 
+SCALER_SKIPS = 20  # in a row
 WSD_DECAY = 0.2  # of training: the length of the decay at the end of `wsd`
 
 
@@ -92,22 +93,29 @@ class Guard:
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, allowed: int, device: torch.device
+        self,
+        optimizer: torch.optim.Optimizer,
+        allowed: int,
+        device: torch.device,
+        *,
+        scaled: bool = False,
     ) -> None:
-        self.optimizer, self.allowed = optimizer, allowed
+        # With fp16 the scaler skips steps by itself, as part of finding its scale: only many in a
+        # row mean that there is none.
+        self.optimizer, self.scaled = optimizer, scaled
+        self.allowed = max(allowed, SCALER_SKIPS) if scaled else allowed
         self.count = torch.zeros((), dtype=torch.long, device=device)
         self.latest = torch.full((), -1, dtype=torch.long, device=device)
 
-    def watch(self, step: int, norm: Tensor, *, scaled: bool) -> Tensor:
-        """Note whether this step is good (a boolean tensor); call between clipping and stepping.
-
-        With fp16 the scaler skips steps by itself, as part of finding its scale.
-        """
+    def watch(self, step: int, norm: Tensor) -> Tensor:
+        """Note whether this step is good (a boolean tensor); call between clipping and stepping."""
         good = norm.isfinite()
-        if not scaled:
+        if self.scaled:
+            self.count *= ~good
+        else:
             self.optimizer.found_inf = (~good).float()  # type: ignore[attr-defined]
-            self.count += ~good
-            self.latest = torch.where(good, self.latest, step)
+        self.count += ~good
+        self.latest = torch.where(good, self.latest, step)
         return good
 
     def check(self, batch: str) -> None:

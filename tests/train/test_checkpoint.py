@@ -1,10 +1,7 @@
 import contextlib
 import logging
 import os
-import resource
-import shutil
 import signal
-import subprocess
 import threading
 import time
 import zipfile
@@ -87,47 +84,18 @@ def test_the_writer_keeps_order_and_the_newest(tmp_path):
     assert kept == [f"step-{n:08d}.pt" for n in (3, 4, 5, 6)]
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A folder that holds 256 KiB: a tmpfs where we may mount one, else a limit on file sizes."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    mounted = (
-        os.geteuid() == 0
-        and shutil.which("mount") is not None
-        and subprocess.run(mount, capture_output=True).returncode == 0
-    )
-    if mounted:
-        filler = folder / "filler"
-        yield (
-            folder,
-            lambda: filler.unlink(missing_ok=True),
-            lambda: filler.write_bytes(bytes(100_000)),
-        )
-        subprocess.run(["umount", str(folder)], check=True)
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def limit(size):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-
-    yield folder, lambda: limit(soft), lambda: limit(50_000)
-    limit(soft)
-
-
 def test_a_full_disk_leaves_the_old_checkpoint_and_is_retried(small_disk, caplog):
     folder, clear, fill = small_disk
     with Writer(folder, retry_seconds=0.05) as writer, caplog.at_level(logging.WARNING):
-        writer.submit(LAST, content(1, size=20_000))
+        writer.submit(LAST, content(1, size=60_000))
         writer.flush()
         fill()
-        writer.submit(LAST, content(2, size=20_000))
+        writer.submit(LAST, content(2, size=60_000))
         with pytest.raises(OSError, match="cannot save in"):
             writer.flush(patience=0.4)
         assert read_last(folder)["step"] == 1
         assert not list(folder.glob("*.tmp"))
-        writer.submit(LAST, content(3, size=20_000))  # training went on meanwhile
+        writer.submit(LAST, content(3, size=60_000))  # training went on meanwhile
         clear()
         writer.flush()
     assert read_last(folder)["step"] == 3

@@ -156,6 +156,19 @@ def test_a_truncated_last_checkpoint_costs_steps_but_not_the_run(tiny, monkeypat
     assert "continuing from step 4" in log
 
 
+def test_a_full_disk_costs_neither_the_run_nor_a_line(tiny, monkeypatch, small_disk, caplog):
+    folder, clear, fill = small_disk
+    settings = {"model": "nano,n_layers=1,d_model=16,n_heads=2,d_ff=32,seq_len=32"}
+    whole = train(tiny("whole", **settings))
+    at_step(monkeypatch, 5, fill)
+    at_step(monkeypatch, 11, clear)
+    cut = train(tiny(folder / "run", **settings))
+    assert_same_run(whole, cut)
+    assert "; training goes on" in caplog.text
+    assert "metrics.jsonl" in caplog.text
+    assert "after all" in caplog.text
+
+
 def poison(monkeypatch, steps):
     """Make the gradient of some steps NaN, deep in a real model."""
     build = LanguageTask.build

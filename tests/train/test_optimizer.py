@@ -120,7 +120,7 @@ def test_a_bad_step_changes_nothing_and_is_named():
     for step, value in enumerate([1.0, float("nan"), 1.0, float("inf")]):
         before = weight.detach().clone()
         weight.grad = torch.full((3,), value)
-        good = guard.watch(step, clip_gradients([weight], 1.0), scaled=False)
+        good = guard.watch(step, clip_gradients([weight], 1.0))
         optimizer.step()
         assert bool(good) == math.isfinite(value)
         assert weight.equal(before) == (not good)
@@ -130,6 +130,19 @@ def test_a_bad_step_changes_nothing_and_is_named():
     with pytest.raises(
         NonFiniteError, match=r"step 4 is not finite \(2 such steps, 1 allowed\).*batch 3"
     ):
+        guard.check("batch {step}")
+
+
+def test_with_a_scaler_only_a_long_row_of_bad_steps_is_an_error():
+    weight = torch.nn.Parameter(torch.ones(3))
+    guard = Guard(torch.optim.AdamW([weight]), 0, torch.device("cpu"), scaled=True)
+    good, bad = torch.tensor(1.0), torch.tensor(float("inf"))
+    for step in range(60):
+        guard.watch(step, bad if step % 20 else good)
+        guard.check("batch {step}")
+    for step in range(60, 62):
+        guard.watch(step, bad)
+    with pytest.raises(NonFiniteError):
         guard.check("batch {step}")
 
 

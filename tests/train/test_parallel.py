@@ -80,6 +80,9 @@ def test_two_processes_match_one_with_thaw_stop_and_change_of_processes(tiny, tm
             (ddp_every, {}),
             (moved, {"stop_at": 4}),
             (tiny("moved", **SETTINGS), {"stop_at": 8}),
+            (tiny("nan", **SETTINGS, skip_bad_steps=1), {"poison_at": 5}),
+            (tiny("nan-fsdp", **SETTINGS, skip_bad_steps=1, parallel="fsdp"), {"poison_at": 5}),
+            (tiny("forgotten", **SETTINGS), {"forget_thaw": True}),
         ],
         tmp_path,
     )
@@ -87,9 +90,13 @@ def test_two_processes_match_one_with_thaw_stop_and_change_of_processes(tiny, tm
         assert rank[:3] == ["finished"] * 3
         assert "at step 4, and saved" in rank[3]
         assert "at step 8, and saved" in rank[4]
+        assert rank[5:7] == ["finished"] * 2
+        assert "the processes hold different values of blocks.0.attention.q.weight" in rank[7]
     assert_close(ddp.out_dir, reference)
     assert_close(fsdp.out_dir, reference)
     assert_close(ddp_every.out_dir, every)
+    # A NaN on one rank is a bad step on all: passed over, and the same under DDP and FSDP.
+    assert_close(tiny("nan-fsdp").out_dir, tiny("nan").out_dir)
     # Begun under FSDP, thawed and continued under DDP, ended by a single process.
     assert_close(train(tiny("moved", **SETTINGS)), reference)
 
