@@ -28,6 +28,8 @@ DROPOUTS = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout",
     "seq_classif_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "dropout_rate",
 )  # fmt: skip
+# These count positions from behind the id of their padding token.
+OFFSET = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl")
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,10 @@ class Checkpoint:
 
     def length(self) -> int:
         """Where texts are cut: as asked, or at what the model has positions for."""
-        limit = getattr(self.config(), "max_position_embeddings", None) or 512
-        # RoBERTa and kin count positions from behind the padding token's id.
-        limit -= 2 if limit % 2 == 0 and limit % 512 == 2 else 0
+        config = self.config()
+        limit = getattr(config, "max_position_embeddings", None) or 512
+        if config.model_type in OFFSET and self.pretrained:
+            limit -= config.pad_token_id + 1
         if self.max_length is not None and not 8 <= self.max_length <= limit:
             raise UserError(
                 f"hf:{self.name}: max_length must be 8 to {limit}, not {self.max_length}"
@@ -95,6 +98,8 @@ class Checkpoint:
         }
         if not self.pretrained:
             changes |= {"vocab_size": vocab_size, "pad_token_id": pad}
+            if self.name in OFFSET:
+                changes["max_position_embeddings"] = self.length() + pad + 1
         config = self.config(**changes)
         for name in DROPOUTS:
             if hasattr(config, name):

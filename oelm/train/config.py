@@ -108,6 +108,8 @@ class TrainConfig:
         if self.task == "classification" and self.dataset == LANGUAGE_DATASET:
             object.__setattr__(self, "dataset", LABELLED_DATASET)
         if self.hugging_face is not None:
+            if self.parallel == "fsdp":
+                raise UserError("parallel: fsdp is for OELM's own models; use ddp")
             self.resolved_method()
             return
         shape = self.model_config()

@@ -108,6 +108,24 @@ def test_pairs_reach_bert_with_its_token_types(bert, pairs, tmp_path):
     torch.testing.assert_close(model(torch.from_numpy(tokens), torch.from_numpy(parts)), plain)
 
 
+@pytest.mark.parametrize("name", ["roberta", "distilbert", "gpt2", "llama"])
+def test_architectures_to_start_anew(name, pairs, tmp_path):
+    shapes = {
+        "distilbert": "dim=32,n_layers=1,n_heads=2,hidden_dim=64",
+        "gpt2": "n_embd=32,n_layer=1,n_head=2",
+    }
+    usual = "hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=64"
+    spec = f"hf:{name},{shapes.get(name, usual)},max_length=24"
+    task = ClassificationTask(config(spec, f"{pairs},tokenizer=bytes", tmp_path / "run"))
+    model = task.build()
+    tokens, parts, labels = task.train.batch(task.buckets.rows(0), task.dataset.pad)
+    arrays = (torch.from_numpy(array) for array in (tokens, parts, labels))
+    loss = model(*arrays)
+    loss.backward()
+    assert loss.item() == pytest.approx(0.69, abs=0.2)
+    assert len(model.model.oelm.frozen) in (2, 4)
+
+
 def test_long_texts_are_cut_by_the_tokenizer_and_counted(bert):
     encoding = HubEncoding(Checkpoint.parse(f"{bert},max_length=8"))
     ids, second, cut = encoding.encode(Row(("good film 1", "bad plot 2 3 4 5"), "x", ""))
