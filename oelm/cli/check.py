@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from oelm.cli.options import parse
 from oelm.cli.run import choose_places
-from oelm.cli.status import duration, show
+from oelm.cli.status import aligned, duration
 
 if TYPE_CHECKING:
     from oelm.study.check import Cost
@@ -86,11 +86,8 @@ def _print_runs(plan: "Study", runs: "list[Run]") -> None:
 
 
 def _print_costs(found: "dict[str, Cost]", slots: int, seconds: float) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, title="\none run of each arm", title_justify="left")
-    table.add_column("arm", no_wrap=True)
-    for name in (
+    head = [
+        "arm",
         "trainable",
         "frozen",
         "FLOPs",
@@ -100,22 +97,19 @@ def _print_costs(found: "dict[str, Cost]", slots: int, seconds: float) -> None:
         "disk",
         "epochs",
         "validation",
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
+    ]
+    cells = [head]
     for cost in found.values():
-        table.add_row(
-            cost.arm,
-            f"{cost.trainable:,}",
-            f"{cost.frozen:,}",
-            f"{cost.flops:.2g}",
-            f"{cost.step_seconds:.3g} s",
-            duration(cost.seconds),
-            f"{cost.memory / 2**30:.2f} GiB",
-            f"{cost.disk / 2**20:,.0f} MiB",
+        line = [cost.arm, f"{cost.trainable:,}", f"{cost.frozen:,}", f"{cost.flops:.2g}"]
+        line += [f"{cost.step_seconds:.3g} s", duration(cost.seconds)]
+        line += [f"{cost.memory / 2**30:.2f} GiB", f"{cost.disk / 2**20:,.0f} MiB"]
+        line += [
             "?" if cost.epochs is None else f"{cost.epochs:.2g}",
             f"{cost.validation_share:.0%}",
-        )
-    show(table)
+        ]
+        cells.append(line)
+    print("\none run of each arm:")
+    print("\n".join(aligned(cells, left=("arm",))))
     if any(c.epochs is None for c in found.values()):
         print("the dataset is not on this machine: epochs and the last evaluation are not known")
     print(f"all runs, {slots} at a time: about {duration(seconds)}")

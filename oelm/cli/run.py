@@ -175,8 +175,8 @@ def _stop(what: str, /, *, wait: float = 120, runs: Path = Path("runs")) -> int:
     import signal
     import socket
 
-    from oelm.study.engines.slurm import cancel_waiting
     from oelm.study.folders import ask_to_stop
+    from oelm.study.squeue import cancel_waiting
     from oelm.study.status import find_folder, run_folders
     from oelm.train.lock import holder
 

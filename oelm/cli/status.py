@@ -12,11 +12,8 @@ from oelm.cli.options import parse
 from oelm.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from oelm.study.status import Row
 
-FULL_WIDTH = 130
 COLOURS = {
     "finished": "green",
     "running": "cyan",
@@ -62,7 +59,7 @@ def _status(
     elif watch:
         _watch(folders, brief=study is None)
     else:
-        show(_view(folders, brief=study is None, curves=False))
+        print(_view(folders, brief=study is None))
     return 0
 
 
@@ -77,58 +74,54 @@ def _data(folders: list[Path]) -> dict[str, Any]:
     return {"runs": found, "gpus": [dataclasses.asdict(g) for g in gpus()], "slurm": slurm}
 
 
-def _view(folders: list[Path], *, brief: bool, curves: bool) -> "RenderableType":
-    from rich.console import Group
-
+def _view(folders: list[Path], *, brief: bool, curves: bool = False) -> str:
     from oelm.study.status import rows, slurm_states
 
     slurm = slurm_states(folders)
     found = {f: rows(f, slurm) for f in folders}
-    table = _brief(found) if brief else _table(next(iter(found.values())), curves)
-    return Group(table, *_gpu_lines())
+    lines = _brief(found) if brief else _table(next(iter(found.values())), curves)
+    return "\n".join([*lines, *_gpu_lines()])
 
 
-def _brief(found: "dict[Path, list[Row]]") -> "RenderableType":
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("study", "runs", "finished", "running", "failed", "other"):
-        table.add_column(name, justify="left" if name == "study" else "right")
+def _brief(found: "dict[Path, list[Row]]") -> list[str]:
+    cells = [["study", "runs", "finished", "running", "failed", "other"]]
     for folder, rows in found.items():
         states = [r.state for r in rows]
         numbers = [states.count(s) for s in ("finished", "running", "failed")]
-        table.add_row(
-            folder.name, *(str(n) for n in (len(rows), *numbers, len(rows) - sum(numbers)))
-        )
-    return table
+        counts = (len(rows), *numbers, len(rows) - sum(numbers))
+        cells.append([folder.name, *(str(n) for n in counts)])
+    return aligned(cells, left=("study",))
 
 
-def _table(rows: "list[Row]", curves: bool) -> "RenderableType":
-    from rich.table import Table
-    from rich.text import Text
-
+def _table(rows: "list[Row]", curves: bool) -> list[str]:
     from oelm.study.status import loss_curve
 
-    done = sum(r.state == "finished" for r in rows)
-    title = f"{rows[0].study}: {done} of {len(rows)} runs finished"
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
-    right = ("seed", "step", "loss", "val ppl", "tokens/s", "left")
-    for name in ("arm", "seed", "state", "step", "loss", "val ppl", "tokens/s", "left", "where"):
-        table.add_column(name, justify="right" if name in right else "left", no_wrap=True)
-    if curves:
-        table.add_column("loss", no_wrap=True)
+    head = ["arm", "seed", "state", "step", "loss", "val ppl", "tokens/s", "left", "where"]
+    cells = [[*head, "loss curve"] if curves else head]
+    if curves:  # what moves stays in sight
+        rows = sorted(rows, key=lambda r: (r.state != "running", r.state == "finished"))
     for row in rows:
-        arm = f"{row.arm} {row.point}".strip()
-        state = Text(row.state, COLOURS.get(row.state, ""))
-        if row.attempts:
-            state.append(f" ({row.attempts} failed)")
-        cells: list[Any] = [arm, str(row.seed), state, f"{row.step:,}/{row.max_steps:,}"]
-        cells += [_number(row.loss, ".3f"), _number(row.val_ppl, ".2f")]
-        cells += [_number(row.tokens_per_second, ",.0f"), duration(row.eta), row.where]
-        table.add_row(*cells, *([loss_curve(row.folder)] if curves else []))
-        if row.error:
-            table.add_row("", "", Text(row.error, "red", no_wrap=False))
-    return table
+        failures = f" ({row.attempts} failed)" if row.attempts else ""
+        line = [f"{row.arm} {row.point}".strip(), str(row.seed), row.state + failures]
+        line += [f"{row.step:,}/{row.max_steps:,}", _number(row.loss, ".3f")]
+        line += [_number(row.val_ppl, ".2f"), _number(row.tokens_per_second, ",.0f")]
+        line += [duration(row.eta), row.where]
+        cells.append([*line, loss_curve(row.folder)] if curves else line)
+    done = sum(r.state == "finished" for r in rows)
+    lines = [f"{rows[0].study}: {done} of {len(rows)} runs finished"]
+    lines += aligned(cells, left=("arm", "state", "where", "loss curve"))
+    return lines + [f"{r.arm} seed {r.seed}: {r.error}" for r in rows if r.error]
+
+
+def aligned(cells: list[list[str]], left: tuple[str, ...]) -> list[str]:
+    """Rows as lines in columns, the first row naming them. (rich takes seconds for 500 rows.)"""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    forms = [
+        f"{{:{'<' if name in left else '>'}{w}}}" for name, w in zip(cells[0], widths, strict=True)
+    ]
+    return [
+        "  ".join(f.format(c) for f, c in zip(forms, row, strict=True)).rstrip() for row in cells
+    ]
 
 
 def _gpu_lines() -> list[str]:
@@ -147,23 +140,21 @@ def _gpu_lines() -> list[str]:
 
 def _watch(folders: list[Path], *, brief: bool) -> None:
     from rich.live import Live
+    from rich.text import Text
 
-    with Live(_view(folders, brief=brief, curves=True), refresh_per_second=4) as live:
+    def view() -> Text:
+        text = Text(_view(folders, brief=brief, curves=True), no_wrap=True)
+        for state, colour in COLOURS.items():
+            text.highlight_words([state], colour)
+        return text
+
+    with Live(view(), refresh_per_second=4) as live:
         try:
             while True:
                 time.sleep(1)
-                live.update(_view(folders, brief=brief, curves=True))
+                live.update(view())
         except KeyboardInterrupt:
             return
-
-
-def show(table: "RenderableType") -> None:
-    """Print a table at its full width: a narrow terminal may wrap it, but nothing is cut."""
-    from rich.console import Console
-
-    console = Console()
-    console.width = max(console.width, FULL_WIDTH)
-    console.print(table)
 
 
 def _number(value: float | None, form: str) -> str:

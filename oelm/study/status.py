@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from oelm.errors import UserError, nearest
-from oelm.study.engines.slurm import job_of, jobs
 from oelm.study.folders import attempts, final_failure, read_json, read_state
+from oelm.study.squeue import job_of, jobs
 from oelm.train.lock import holder
 
 TAIL_BYTES = 16384

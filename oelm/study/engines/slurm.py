@@ -3,7 +3,6 @@ when its time is up or a more important job needs the node. No torch.
 """
 
 import contextlib
-import getpass
 import importlib.util
 import io
 import os
@@ -18,9 +17,10 @@ from typing import Any
 import psutil
 
 from oelm.errors import UserError
-from oelm.study.folders import final_failure, read_json, write_json
+from oelm.study.folders import final_failure, write_json
 from oelm.study.plan import Run, SlurmNeeds, essence
 from oelm.study.queue import STOPPED, Queue, write_config
+from oelm.study.squeue import job_of, jobs
 
 POLL_SECONDS = 0.5
 # How long a job whose trainer was told to stop, not by us, waits for Slurm to end it.
@@ -171,33 +171,6 @@ def submit(queue: Queue, needs: SlurmNeeds, gpus_per_run: int) -> dict[str, str]
         run.folder.mkdir(parents=True, exist_ok=True)
         write_json(run.folder / "slurm.json", {"job": job.job_id, "time": time.time()})
     return {run.name: job.job_id for run, job in zip(waiting, submitted, strict=True)}
-
-
-def jobs() -> dict[str, str]:
-    """Our jobs that Slurm knows to be waiting or running, and their states."""
-    if shutil.which("squeue") is None:
-        return {}
-    command = ["squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%i|%T"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return dict(line.split("|", 1) for line in found.stdout.split())
-
-
-def job_of(folder: Path) -> str | None:
-    """The job that was last submitted for a run."""
-    about = read_json(folder / "slurm.json")
-    return str(about["job"]) if about else None
-
-
-def cancel_waiting(folders: list[Path]) -> int:
-    """Take runs that have not started out of Slurm's queue; running ones see the stop mark."""
-    known = jobs()
-    unstarted = [j for f in folders if (j := job_of(f)) and known.get(j) == "PENDING"]
-    if unstarted:
-        subprocess.run(["scancel", *unstarted], check=True, capture_output=True)
-    return len(unstarted)
 
 
 def _stops(queue: Queue, run: Run) -> bool:
