@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 def split_spec(text: str) -> tuple[str, dict[str, Any]]:
     """`name,a=1,b.c=x` → `("name", {"a": 1, "b": {"c": "x"}})`; values are read as YAML."""
-    name, *pairs = re.split(r",(?![^\[]*\])", text)  # a comma inside [brackets] separates list items
+    # A comma inside [brackets] separates items of a list.
+    name, *pairs = re.split(r",(?![^\[]*\])", text)
     overrides: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

@@ -1,7 +1,6 @@
 """The command line: a table of commands, each in a short module that is imported when it is called."""
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Sequence
 
@@ -23,15 +22,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "stop": ("run", "stop", "stop a study or a run gracefully"),
     "report": ("report", "report", "decide a study's claims and write its report"),
     "export": ("export", "export", "turn a run into a Hugging Face folder"),
-    "bench": ("bench", "bench", "measure this machine, and how near a method comes to its limit"),
 }
 ALIASES = {"diagnose": "audit"}
-
-
-def available() -> dict[str, tuple[str, str, str]]:
-    """The commands whose module is there."""
-    found = importlib.util.find_spec
-    return {name: row for name, row in COMMANDS.items() if found(f"oelm.cli.{row[0]}")}
 
 
 def usage() -> str:
@@ -44,7 +36,7 @@ def usage() -> str:
         "decide claims that were written beforehand, and read the report.",
         "",
         "commands:",
-        *(f"  {name:<10} {row[2]}" for name, row in available().items()),
+        *(f"  {name:<10} {row[2]}" for name, row in COMMANDS.items()),
         "",
         "`oelm COMMAND --help` teaches each. `oelm --version` prints the version.",
         "Exit codes: 0 done, 1 the check or run failed, 2 the input is wrong; more in docs/guide.md.",
@@ -63,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     try:
         name = ALIASES.get(args[0], args[0])
-        if name not in available():
-            raise unknown("command", args[0], available())
+        if name not in COMMANDS:
+            raise unknown("command", args[0], [*COMMANDS, *ALIASES])
         module, function, _ = COMMANDS[name]
         command = getattr(importlib.import_module(f"oelm.cli.{module}"), function)
         sys.exit(command(args[1:]))

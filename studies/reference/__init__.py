@@ -1,0 +1,1 @@
+"""Numbers that others published, as quoted."""
