@@ -108,7 +108,7 @@ class Trainer:
         self.began -= self.state.progress.wall_seconds
         self.record.rewind(self.state.progress.step)
         self.gates.apply(self.state.progress.step, keep_every=True)
-        self.wrapped.wrap()
+        self.wrapped.wrap(self.state.progress.step)
         counts = self.audit()
         threads = torch.get_num_threads()
         about = environment(str(self.device), self.precision.name, threads, self.group.world)
@@ -126,20 +126,24 @@ class Trainer:
         for batch in self.task.batches(p.step, self.group):
             rate, norm = self.step(batch)
             last = p.step == config.max_steps
-            logs = last or p.step % config.log_interval == 0
-            if logs or self.device.type == "cpu":  # elsewhere, only reading a result is honest
-                norm_value = float(norm)
+            stops = self.group.any(signals.received is not None) and not last
+            logs, evaluates, saves = (
+                last or p.step % interval == 0
+                for interval in (config.log_interval, config.eval_interval, config.save_interval)
+            )
+            if logs or evaluates or saves or self.device.type == "cpu":
+                norm_value = float(norm)  # waits for the device, so that the clock is honest
                 clock.lap()
             if logs:
                 self.log(rate, norm_value)
-            if evaluates := last or p.step % config.eval_interval == 0:
+            if evaluates:
                 self.evaluate_and_keep_best()
-            stops = self.group.any(signals.received is not None) and not last
-            if saves := last or stops or p.step % config.save_interval == 0:
+            if saves or stops:
                 self.save()
             if stops:
                 self.flush()
-                raise StoppedError(f"stopped by {signals.received} at step {p.step}, and saved")
+                cause = signals.received or "a signal to another rank"
+                raise StoppedError(f"stopped by {cause} at step {p.step}, and saved")
             if evaluates or saves:
                 clock.start()
 
@@ -148,7 +152,7 @@ class Trainer:
         config, step, ddp = self.config, self.state.progress.step, self.wrapped.kind == "ddp"
         self.gates.apply(step, keep_every=ddp)
         if ddp and step in self.gates.thaw_steps():
-            self.wrapped.wrap()
+            self.wrapped.wrap(step)
         rate = set_learning_rates(self.optimizer, config, step)
         # Dropout depends on (seed, step, rank) alone: no random state to save, none to be shifted.
         torch.manual_seed(
@@ -240,7 +244,7 @@ class Trainer:
         if moved := [name for name, h in frozen.items() if h != self.state.first_hashes[name]]:
             raise RuntimeError(f"frozen tensors moved: {', '.join(moved)}")
         if self.wrapped.kind == "ddp":
-            self.group.require_equal(self.model)
+            self.group.require_equal(self.model, self.state.progress.step)
         self.state.progress.wall_seconds = time.time() - self.began
         self.window.copy_(self.group.sum(self.window) / self.group.world)  # of all, not of rank 0
         if self.copies:

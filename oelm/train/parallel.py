@@ -61,12 +61,12 @@ class Processes:
                 ) from error
             raise
 
-    def require_equal(self, model: nn.Module) -> None:
-        """Raise unless every process holds the same weights, bit for bit."""
+    def require_equal(self, model: nn.Module, step: int) -> None:
+        """Raise unless every process holds the same weights, bit for bit, of the same step."""
         if self.world == 1:
             return
         found: list[dict[str, str]] = [{} for _ in range(self.world)]
-        dist.all_gather_object(found, hashes(model))
+        dist.all_gather_object(found, {"step": str(step), **hashes(model)})
         for name, value in found[0].items():
             if any(other[name] != value for other in found):
                 raise RuntimeError(f"the processes hold different values of {name}")
@@ -151,7 +151,7 @@ class Wrapped:
         self.compiled: nn.Module = torch.compile(model) if config.compile else model  # type: ignore[assignment]
         self.stepped = self.compiled
 
-    def wrap(self) -> None:
+    def wrap(self, step: int) -> None:
         """Wrap (again). DDP knows the parameters that trained when it was made, and no others:
         toggling requires_grad under a live wrapper leaves gradients unsynchronised, silently."""
         if self.kind == "ddp":
@@ -167,7 +167,7 @@ class Wrapped:
                 device_ids=[device] if device.type == "cuda" else None,
                 gradient_as_bucket_view=True,
             )
-        self.processes.require_equal(self.model)
+        self.processes.require_equal(self.model, step)
 
     @contextlib.contextmanager
     def synchronised(self, wanted: bool) -> Iterator[None]:
