@@ -185,7 +185,7 @@ class Queue:
             changed.append((run, read_state(run.folder).get("state") == "finished"))
         notes = []
         for run, finished in changed:
-            aside = self.folder / OUTDATED / f"{run.name}-{uuid.uuid4().hex[:6]}"
+            aside = self.folder / OUTDATED / f"{run.name.replace('/', '+')}-{uuid.uuid4().hex[:6]}"
             aside.parent.mkdir(parents=True, exist_ok=True)
             run.folder.rename(aside)
             what = "finished with another configuration" if finished else "was begun otherwise"

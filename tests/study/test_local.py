@@ -5,11 +5,16 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from oelm.study.engines.slurm import rendezvous
+from oelm.study.queue import Queue, write_config
 
 from .conftest import oelm, results, start, state
 from .test_gpus import STAND_IN
@@ -187,6 +192,18 @@ def test_waits_for_gpus_that_others_hold(make_study: Make, gpus: Callable[..., N
     assert runner.returncode == 0
     assert output.count("started on local gpu 1") == 2
     assert "gpu 0" not in output
+
+
+@pytest.mark.slow
+def test_nodes_of_a_job_find_each_other(make_study: Make) -> None:
+    """What two nodes of a Slurm job run, side by side on this machine."""
+    run = Queue(make_study(seeds=[0], defaults={"device": "cpu"})).runs[0]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1"]
+    command += [*rendezvous("localhost", os.getpid(), 2), "-m", "oelm", "train"]
+    nodes = [subprocess.Popen([*command, "--config", str(write_config(run))]) for _ in range(2)]
+    assert [node.wait(timeout=200) for node in nodes] == [0, 0]
+    assert state(run.folder)["state"] == "finished"
+    assert json.loads((run.folder / "environment.json").read_text())["processes"] == 2
 
 
 def test_bad_input_starts_nothing(make_study: Make, gpus: Callable[..., None]) -> None:

@@ -100,7 +100,7 @@ def test_a_changed_study_runs_what_changed(make_study, place) -> None:
     assert [r.name for r in changed.unfinished()] == ["frozen/seed-0", "frozen/seed-1"]
     assert len(notes) == 2
     assert all("finished with another configuration" in note for note in notes)
-    kept = list((place / "runs/tiny/.outdated/frozen").glob("seed-0-*/last.pt"))
+    kept = list((place / "runs/tiny/.outdated").glob("frozen+seed-0-*/last.pt"))
     assert [k.read_bytes() for k in kept] == [b"weights"]
     smaller = Queue(make_study(arms={"baseline": {"method": "baseline"}}, claims={}))
     assert smaller.open() == []

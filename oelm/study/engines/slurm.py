@@ -19,12 +19,13 @@ import psutil
 from oelm.errors import UserError
 from oelm.study.folders import final_failure, write_json
 from oelm.study.plan import Run, SlurmNeeds, essence
-from oelm.study.queue import STOPPED, Queue, write_config
+from oelm.study.queue import LOCKED, STOPPED, Queue, write_config
 from oelm.study.squeue import job_of, jobs
 
 POLL_SECONDS = 0.5
 # How long a job whose trainer was told to stop, not by us, waits for Slurm to end it.
 PATIENCE_SECONDS = 600.0
+LOCKED_SECONDS = 20.0
 SAVE_SECONDS = 120
 """How long before the time limit, or the end of a grace period, a job is told to save."""
 
@@ -58,6 +59,10 @@ class Job:
                 continue
             outcome = queue.ended(self.run, code, where, asked=asked)
             print(f"{self.run.name}: {outcome}", flush=True)
+            if (
+                code == LOCKED
+            ):  # by a node that died and looks alive for a minute, or a second runner
+                time.sleep(LOCKED_SECONDS)
         return outcome
 
     def checkpoint(self) -> Any:
