@@ -173,6 +173,10 @@ class ClassificationTask:
         count = min(max(wanted, 2 * c.batch_size), len(examples))
         return np.linspace(0, len(examples) - 1, count).astype(np.int64)
 
+    def probe(self, model: nn.Module) -> dict[str, float]:
+        """None: the probes are for language models."""
+        return {}
+
     def samples(self, model: nn.Module) -> list[dict[str, str]]:
         """None: a classifier writes nothing."""
         return []

@@ -58,6 +58,8 @@ class TrainConfig:
     """Validation tokens per evaluation while training; sized to at most 10 % of the time if not given."""
     test: bool = False
     """Also evaluate on the test split at the end."""
+    probes: tuple[Literal["induction", "attention"], ...] = ()
+    """What else to record at each evaluation: in-context copying, sharpness of attention."""
     save_interval: int = 5000
     keep: int = 0
     """How many further full checkpoints to keep beside the last two."""
@@ -95,6 +97,8 @@ class TrainConfig:
         ):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.probes and self.task != "language":
+            raise UserError("probes look into language models; drop `probes` for classification")
         if not self.max_lr > 0:
             raise UserError(f"max_lr must be above 0, not {self.max_lr}")
         if self.warmup < 0:

@@ -226,6 +226,8 @@ class Trainer:
         """Evaluate on the fixed stretch; the best weights so far become `best.pt`."""
         p = self.state.progress
         loss = self.evaluate("val", full=False)["loss"]
+        for name, value in self.task.probe(self.model).items():
+            self.record.metrics("probe", p.step, name=name, value=value)
         if loss < p.best_loss:
             p.best_loss, p.best_step = loss, p.step
             if self.copies:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from oelm import probes
 from oelm.config import split_spec, to_mapping
 from oelm.data.batches import Batches, evaluation_windows
 from oelm.data.dataset import Dataset
@@ -39,6 +40,9 @@ class Task(Protocol):
         self, forward: Callable[..., Tensor], split: str, processes: Processes, *, full: bool
     ) -> dict[str, Any]:
         """The split's metrics, `loss` among them; on a fixed stretch unless `full`."""
+
+    def probe(self, model: nn.Module) -> dict[str, float]:
+        """The numbers of the probes that the run asks for."""
 
     def samples(self, model: nn.Module) -> list[dict[str, str]]:
         """What the model writes, if it writes."""
@@ -131,6 +135,11 @@ class LanguageTask:
         bits = loss / math.log(2) * len(tokens) / self.dataset.text_bytes(split)
         ppl = math.exp(min(loss, 700.0))
         return {"loss": loss, "ppl": ppl, "bpb": bits, "tokens": int(count)}
+
+    def probe(self, model: nn.Module) -> dict[str, float]:
+        """In-context copying, attention: see `oelm/probes.py`."""
+        assert isinstance(model, GPT)
+        return probes.run(model, self.config.probes)
 
     def samples(
         self, model: nn.Module, prompt_tokens: int = 12, new: int = 64

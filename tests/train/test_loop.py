@@ -39,6 +39,22 @@ def stop():
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def test_probes_are_recorded_at_each_evaluation(tiny):
+    probed, plain = tiny("probed", probes=("induction", "attention")), tiny("plain")
+    lines = [line for line in metrics(train(probed)) if line["kind"] == "probe"]
+    names = {"induction_accuracy", "induction_gain"}
+    names |= {
+        f"{what}_{layer}" for what in ("attention_entropy", "logit_std") for layer in range(2)
+    }
+    assert {(line["step"], line["name"]) for line in lines} == {
+        (s, n) for s in (6, 12) for n in names
+    }
+    assert all(math.isfinite(line["value"]) for line in lines)
+    # They look and do not touch.
+    weights = [checkpoint.read(train(c) / "last.pt")["model"] for c in (probed, plain)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
 def test_a_run_folder_explains_itself(tiny, tiny_dataset):
     config = tiny(test=True, log_interval=5)
     folder = train(config)
