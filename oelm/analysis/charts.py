@@ -24,6 +24,8 @@ MARGIN = "#B8860B"
 GREY = "#8A8F98"
 WIDTH = 620
 HALF = 260
+ROUGHLY = "datum.value == 0 ? '0' : format(datum.value, '~s')"
+"""Labels such as 20k, and 0 rather than 0k."""
 WIDE_ONLY = "wide-only"
 """Name of layers that a phone leaves out."""
 
@@ -189,7 +191,7 @@ def step_axis(words: Words, last: float) -> Axis:
     return Axis(
         words("axis_step"),
         alt.Scale(domain=[0, last], nice=False),
-        alt.Axis(format="~s", tickCount=6, grid=False),
+        alt.Axis(labelExpr=ROUGHLY, tickCount=6, grid=False),
     )
 
 
@@ -223,7 +225,7 @@ def log_axis(title: str, values: Iterable[float]) -> Axis:
     )
 
 
-def plain_axis(title: str, values: Iterable[float], form: str = "~g", *, ticks: int = 6) -> Axis:
+def plain_axis(title: str, values: Iterable[float], form: str = "~r", *, ticks: int = 6) -> Axis:
     """A linear axis over these values, with a little air."""
     domain = plain_range(values)
     look = alt.Axis(format=form, tickCount=ticks)

@@ -14,6 +14,7 @@ from oelm.analysis.charts import (
     GREY,
     HALF,
     MARGIN,
+    ROUGHLY,
     TRAINED,
     WIDTH,
     Axis,
@@ -46,7 +47,7 @@ def curves(
     share = column in ("accuracy", "macro_f1")
     every = np.concatenate([np.concatenate([s.low, s.high]) for s in series.values()])
     title = canvas.words(f"axis_{column}")
-    form = "%" if share else "~e" if column == "lr" else "~g"
+    form = "%" if share else "~e" if column == "lr" else "~r"
     y = log_axis(title, every) if log else plain_axis(title, every, form)
     say = _percent if share else numbers.number
     drawn = alt.layer(*_lines(canvas, series, y, say, legend=not half))
@@ -151,7 +152,7 @@ def scatter(canvas: Canvas, study: Study) -> Spec:
     arms = _arms(rows)
     title = canvas.words(f"axis_{study.primary}")
     x = plain_axis(canvas.words("axis_trainable"), (r["trained"] for r in rows), ".4~s", ticks=5)
-    y = plain_axis(title, (r["mean"] for r in rows), "%" if metric(study.primary).share else "~g")
+    y = plain_axis(title, (r["mean"] for r in rows), "%" if metric(study.primary).share else "~r")
     tips = [
         alt.Tooltip("arm:N", title=canvas.words("col_arm")),
         alt.Tooltip("seed:Q", title=canvas.words("col_seed")),
@@ -194,7 +195,7 @@ def layers(canvas: Canvas, study: Study) -> Spec:
         .mark_bar()
         .encode(
             y=alt.Y("layer:N", sort=order, title=None, axis=alt.Axis(grid=False, labelLimit=130)),
-            x=alt.X("n:Q", title=title, axis=alt.Axis(format="~s", tickCount=3)),
+            x=alt.X("n:Q", title=title, axis=alt.Axis(labelExpr=ROUGHLY, tickCount=3)),
             color=alt.Color("kind:N", scale=fill, legend=alt.Legend(title=None, orient="top")),
             tooltip=[
                 alt.Tooltip("layer:N", title=canvas.words("layer")),
@@ -236,15 +237,15 @@ def tuning(canvas: Canvas, study: Study) -> Spec:
     x = Axis(
         key,
         alt.Scale(type="log" if wide else "linear", nice=False, padding=14),
-        alt.Axis(values=places, format="~g", grid=False),
+        alt.Axis(values=places, format="~r", grid=False),
     )
     title = canvas.words(f"axis_{study.primary}")
-    form = "%" if metric(study.primary).share else "~g"
+    form = "%" if metric(study.primary).share else "~r"
     y = plain_axis(title, [v for r in rows for v in (r["low"], r["high"])], form)
     colour, base = canvas.colour(arms), canvas.data(rows)
     tips = [
         alt.Tooltip("arm:N", title=canvas.words("col_arm")),
-        alt.Tooltip("at:Q", title=key, format="~g"),
+        alt.Tooltip("at:Q", title=key, format="~r"),
         alt.Tooltip("mean:Q", title=title, format=".4~r"),
     ]
     bar = base.mark_rule(aria=False).encode(x=x.x("at"), y=y.y("low"), y2="high:Q", color=colour)

@@ -110,7 +110,7 @@ def _chart(canvas: Canvas, rows: list[Row], title: str, margins: list[float]) ->
     return {**spec, "usermeta": {"right": 24 + 6.4 * max(len(str(r["said"])) for r in rows)}}
 
 
-def dots(canvas: Canvas, study: Study, name: str, title: str, form: str = "~g") -> Spec:
+def dots(canvas: Canvas, study: Study, name: str, title: str, form: str = "~r") -> Spec:
     """A metric of every run, with each arm's mean and 95 % interval."""
     scale = 2.0**20 if metric(name).unit == "bytes" else 1.0
     runs: list[Row] = []

@@ -219,11 +219,10 @@ def _read_metrics(run: Run) -> None:
         kinds.setdefault(str(row.get("kind")), []).append(row)
     run.train = _curve(kinds.get("train", []), ("loss", "lr", "grad_norm", "tokens", "seconds"))
     evals = kinds.get("eval", [])
-    run.val = _curve([r for r in evals if r.get("split", "val") == "val"], (*QUALITY, "full"))
-    run.val.pop("full", None)
-    if len(run.val.get("step", ())):  # the full evaluation replaces the quick one of its step
-        last_of_step = np.append(np.diff(run.val["step"]) > 0, True)
-        run.val = {name: column[last_of_step] for name, column in run.val.items()}
+    # While training, a fixed stretch of the split is evaluated; the whole of it at the end is other
+    # text, and as the curve's last point it would look like a jump.
+    val = [r for r in evals if r.get("split", "val") == "val"]
+    run.val = _curve([r for r in val if r.get("full") is not True] or val, QUALITY)
     probes: dict[str, list[dict[str, Any]]] = {}
     for row in kinds.get("probe", []):
         probes.setdefault(str(row.get("name")), []).append(row)

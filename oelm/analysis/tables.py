@@ -222,9 +222,7 @@ def audits(words: Words, study: Study) -> Block | None:
         passed = sum(a["verdict"] == "pass" for a in seen)
         tensors = [t for t in seen[0].get("tensors", []) if isinstance(t, dict)]
         frozen = [t for t in tensors if t.get("role") == "frozen"]
-        errors = [
-            t["orthogonality_error"] for t in tensors if t.get("orthogonality_error") is not None
-        ]
+        errors = [e for t in tensors for e in _numbers(t.get("orthogonality_error"))]
         state = words("passed", n=passed)
         if passed < len(seen):
             state += ", " + words("audit_failed", n=len(seen) - passed)
@@ -239,6 +237,12 @@ def audits(words: Words, study: Study) -> Block | None:
         )
     keys = ("arm", "audit", "frozen", "tensors", "orthogonality")
     return table([words(f"col_{key}") for key in keys], rows, left=2)
+
+
+def _numbers(value: Any) -> list[float]:
+    """The numbers in a value that is one, or a list of them (one per head)."""
+    found = value if isinstance(value, list) else [value]
+    return [float(v) for v in found if isinstance(v, int | float)]
 
 
 def _number(value: Any) -> float | None:

@@ -53,18 +53,21 @@ class Verdict:
 def judge(study: Study) -> list[Verdict]:
     """A verdict for each claim, in the study's order."""
     verdicts = [_estimate(study, claim) for claim in study.claims]
-    family = sum(not math.isnan(v.p) for v in verdicts)
-    for verdict, adjusted in zip(verdicts, holm([v.p for v in verdicts]), strict=True):
-        if math.isnan(adjusted):
+    # The family is every claim that is tested, now or when its runs have come in, so that a verdict
+    # does not change with the order in which they do.
+    tested = [v for v in verdicts if not (v.claim.measured.exact and v.state != "undecided")]
+    whole = [1.0 if math.isnan(v.p) or v.missing else v.p for v in tested]
+    for verdict, adjusted in zip(tested, holm(whole), strict=True):
+        if math.isnan(verdict.p):
             continue
-        verdict.p_holm, verdict.family = adjusted, family
+        verdict.p_holm, verdict.family = adjusted, len(tested)
         if verdict.missing:
             verdict.reason = text("why_waiting", missing=verdict.missing, planned=len(study.seeds))
         elif adjusted <= ALPHA:
             verdict.state = verdict.leans
             verdict.reason = text("why_decided")
         elif verdict.p <= ALPHA:
-            verdict.reason = text("why_holm", claims=family)
+            verdict.reason = text("why_holm", claims=len(tested))
         else:
             verdict.reason = text("why_spread")
     return verdicts

@@ -91,7 +91,11 @@ def write_run(
         "position_embedding": {"trainable": 128 * D, "frozen": 0},
         **{f"layer {i}": layer for i in range(N_LAYERS)},
     }
-    tensor = {"name": "blocks.0.attention.q.weight", "role": "frozen", "orthogonality_error": 2e-7}
+    tensor = {
+        "name": "blocks.0.attention.q.weight",
+        "role": "frozen",
+        "orthogonality_error": [2e-7, 3e-7],
+    }
     audit |= {"frozen_bytes": 4 * frozen, "problems": [], "tensors": [tensor] if frozen else []}
     write(folder / "freeze_audit.json", audit)
     timing = {"total_wall_time": steps * speed * 1.1, "median_step_time": speed}

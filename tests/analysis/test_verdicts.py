@@ -164,6 +164,14 @@ def test_holm_is_applied_over_the_claims_of_a_study():
     assert among.p_holm > 0.05
 
 
+def test_claims_that_wait_for_runs_count_in_the_family():
+    waiting = [{"metric": "test_ppl", "arm": "a", "max": 40 + i} for i in range(12)]
+    alone = judge(study_of([AT_MOST], a=times([1.00, 1.03, 1.01, 1.035, 1.02]), b=ppl(BASE)))[0]
+    factors = [1.00, 1.03, 1.01, 1.035, 1.02]
+    among = judge(study_of([AT_MOST, *waiting], a=times(factors), b=ppl(BASE)))[0]
+    assert among.p_holm == pytest.approx(min(1.0, 13 * alone.p))
+
+
 def simulated(n_studies, n_seeds, distance, rng, sd=0.02):
     """Verdicts on `at most +5 %` where the truth lies `distance` standard errors above the margin."""
     truth = math.log(1.05) + distance * sd / math.sqrt(n_seeds)
