@@ -84,7 +84,7 @@ def make_study(place: Path, dataset: Path) -> Callable[..., Path]:
 def oelm(*argv: str | Path, check: bool = True, **options: Any) -> subprocess.CompletedProcess:
     """The command line in a process of its own."""
     command = [sys.executable, "-m", "oelm", *map(str, argv)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, **options)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, **options)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 
