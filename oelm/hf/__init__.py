@@ -17,11 +17,13 @@ from oelm.hf.export import export
 from oelm.hf.gpt import OelmConfig, OelmForCausalLM
 from oelm.hf.gpt2 import import_gpt2
 from oelm.hf.loading import TreatmentConfig
+from oelm.hf.thaw import Thaw
 
 __all__ = [
     "Conversion",
     "OelmConfig",
     "OelmForCausalLM",
+    "Thaw",
     "TreatmentConfig",
     "audit",
     "convert",

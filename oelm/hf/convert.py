@@ -64,6 +64,7 @@ def convert(
     A projection that the method leaves at its default is not touched, so `baseline` changes nothing.
     `init: keep` (as in `oelm_v2,qk.init=keep`) freezes the values that the model came with. The model
     is changed in place and returned; nothing is changed if any part of the method does not fit.
+    A method that thaws during training needs `callbacks=[oelm.hf.Thaw()]` in the plain `Trainer`.
     """
     from oelm.hf.loading import TreatmentConfig
 

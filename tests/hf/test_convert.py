@@ -350,6 +350,42 @@ def test_the_plain_trainer_trains_it(reloaded, tmp_path):
     assert hashes(type(model).from_pretrained(tmp_path / "saved")) == last
 
 
+class Watch(transformers.TrainerCallback):
+    """Which steps moved the first query."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight, self.moved = weight, []
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.before = self.weight.clone()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if not torch.equal(self.before, self.weight):
+            self.moved.append(state.global_step - 1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("oelm_thaw", [5, 6, 7, 8, 9]),
+        ("oelm_v2,qk.trains=every,qk.every=4", [0, 4, 8]),
+        ("oelm_no_freeze", list(range(10))),
+    ],
+)
+def test_thawing_under_the_trainer(spec, expected, tmp_path):
+    model = oelm.hf.convert(build("bert"), spec)
+    watch = Watch(model.bert.encoder.layer[0].attention.self.query.weight)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=10, per_device_train_batch_size=4, learning_rate=1e-2,
+        weight_decay=0.1, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    callbacks = [oelm.hf.Thaw(), watch]
+    transformers.Trainer(
+        model=model, args=arguments, train_dataset=Pairs(), callbacks=callbacks
+    ).train()
+    assert watch.moved == expected
+
+
 @pytest.mark.parametrize(
     ("name", "target"), [("gpt2", "v"), ("llama", "v_proj"), ("bert", "value")]
 )
