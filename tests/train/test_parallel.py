@@ -29,7 +29,7 @@ def free_port():
 
 def together(jobs, tmp_path, world=2, timeout=120):
     """Train configurations in `world` processes; returns what each rank said of each."""
-    listed = [{"config": to_mapping(config), "port": free_port(), **more} for config, more in jobs]
+    listed = [{"config": to_mapping(config), **more} for config, more in jobs]
     path = tmp_path / "jobs.yaml"
     path.write_text(yaml.safe_dump(listed))
     ranks = []

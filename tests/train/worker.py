@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import socket
 import sys
+import time
 from pathlib import Path
 
 import torch.distributed as dist
@@ -17,15 +19,27 @@ from oelm.train.errors import RunError
 from oelm.train.loop import Trainer, train
 
 
-def main(jobs):
+def meeting_point(file, rank):
+    """A port that was free a moment ago: chosen by rank 0, read by the others."""
+    if rank == 0:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            file.with_suffix(".new").write_text(str(probe.getsockname()[1]))
+        file.with_suffix(".new").rename(file)
+    while not file.exists():
+        time.sleep(0.01)
+    return file.read_text()
+
+
+def main(jobs, folder):
     rank = int(os.environ["RANK"])
     original, forward, thaw_steps = Trainer.step, GPT.forward, Gates.thaw_steps
 
     def poison(self, *batch):
         return forward(self, *batch) * float("nan")
 
-    for job in jobs:
-        os.environ["MASTER_PORT"] = str(job["port"])
+    for number, job in enumerate(jobs):
+        os.environ["MASTER_PORT"] = meeting_point(folder / f"port-{number}", rank)
 
         def step(self, batch, job=job):
             poisoned = rank == 1 and self.state.progress.step == job.get("poison_at")
@@ -51,4 +65,4 @@ def main(jobs):
 
 
 if __name__ == "__main__":
-    main(yaml.safe_load(Path(sys.argv[1]).read_text()))
+    main(yaml.safe_load(Path(sys.argv[1]).read_text()), Path(sys.argv[1]).parent)
