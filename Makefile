@@ -26,6 +26,10 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
 
+# A real one-node Slurm, started and stopped by the tests; needs root on Debian, else says why not.
+test-slurm: $(STAMP)
+	PYTHON=$(BIN)/python tests/study/slurm/test.sh
+
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu -rs
 
