@@ -4,10 +4,17 @@ A block is a plain mapping with a `kind`, so that the pages' templates (and typs
 read them without knowing what a study is. Text in blocks is text: each format escapes it itself.
 """
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from oelm.analysis.charts import Canvas, Palette
+from oelm.analysis.verdicts import Verdict
+from oelm.analysis.words import Text, Words
+
 Block = dict[str, Any]
+Builder = Callable[[Canvas], dict[str, Any] | None]
 
 
 def section(id: str, title: str, blocks: Sequence[Block | None]) -> Block | None:
@@ -66,3 +73,44 @@ def _cell(value: Any) -> dict[str, Any]:
 
 def _said(value: Any) -> bool:
     return _cell(value)["text"] not in ("", "–")
+
+
+@dataclass
+class Document:
+    """A whole report."""
+
+    words: Words
+    title: str
+    palette: Palette
+    lead: str = ""
+    meta: str = ""
+    made: str = ""
+    banners: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    sections: list[Block] = field(default_factory=list)
+    problems: list[Text] = field(default_factory=list)
+    verdicts: list[tuple[str, Verdict]] = field(default_factory=list)
+    """Every verdict with its study's name."""
+    charts: dict[str, Builder] = field(default_factory=dict)
+    """What draws each figure."""
+    static: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Each figure's specification for paper."""
+
+    def figure(
+        self, id: str, title: str, note: str, build: Builder, *, half: bool = False
+    ) -> Block | None:
+        """A block for a chart, if there is anything to draw."""
+        spec = build(Canvas(self.palette, self.words))
+        if spec is None:
+            return None
+        self.charts[id], self.static[id] = build, spec
+        place = len(self.charts)
+        return {"kind": "figure", "id": id, "title": title, "note": note, "half": half, "n": place}
+
+    def chart(self, id: str, *, web: bool) -> dict[str, Any]:
+        """A figure's specification."""
+        if not web:
+            return copy.deepcopy(self.static[id])
+        spec = self.charts[id](Canvas(self.palette, self.words, web=web))
+        assert spec is not None
+        return spec

@@ -6,9 +6,9 @@ from oelm.analysis import numbers
 from oelm.analysis.blocks import Block, bullets, cell, paragraph, table
 from oelm.analysis.figures import margins_of
 from oelm.analysis.metrics import metric
+from oelm.analysis.sentences import estimate_of, metric_name, spread, statement
 from oelm.analysis.statistics import ALPHA, Estimate, compare
 from oelm.analysis.study import Arm, Study, chain, method_of
-from oelm.analysis.tables import estimate_of, metric_name, spread, statement
 from oelm.analysis.verdicts import Verdict, gap
 from oelm.analysis.words import Words
 

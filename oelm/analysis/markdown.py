@@ -4,8 +4,7 @@ import html
 import re
 from collections.abc import Iterable
 
-from oelm.analysis.blocks import Block
-from oelm.analysis.document import Document
+from oelm.analysis.blocks import Block, Document
 
 BADGE = {"supported": "✅", "refuted": "❌", "undecided": "❔"}
 

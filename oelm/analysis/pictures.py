@@ -12,7 +12,7 @@ import platformdirs
 import vl_convert
 
 from oelm.analysis import fonts
-from oelm.analysis.document import Document
+from oelm.analysis.blocks import Document
 
 VEGA_LITE = "6.1"
 """With 6.4, tooltips of nearest-point selections say "undefined"."""

@@ -14,7 +14,7 @@ import typst
 from markupsafe import Markup
 
 from oelm.analysis import fonts
-from oelm.analysis.document import Document
+from oelm.analysis.blocks import Document
 from oelm.analysis.markdown import markdown
 from oelm.analysis.pictures import Pictures, draw, script
 from oelm.errors import UserError, unknown

@@ -69,7 +69,8 @@ def _once(
     """Write the report once; say on stderr what is new, and whether anything still runs."""
     from oelm.analysis.document import document
     from oelm.analysis.report import write
-    from oelm.analysis.study import load
+    from oelm.analysis.sentences import line
+    from oelm.analysis.sources import load
     from oelm.analysis.words import Words
 
     studies = load(places, lang)
@@ -86,7 +87,7 @@ def _once(
     if first or not running:
         for study, verdict in doc.verdicts:
             where = f"{study}: " if len(studies) > 1 else ""
-            print(f"{verdict.state:<10} {where}{verdict.claim.name}: {doc.verdict_line(verdict)}")
+            print(f"{verdict.state:<10} {where}{verdict.claim.name}: {line(doc.words, verdict)}")
         for path in written:
             print(path)
     return running

@@ -12,7 +12,7 @@ from oelm.analysis import pictures, report
 from oelm.analysis.charts import COLOURS, DASHES, Canvas, Palette, log_ticks
 from oelm.analysis.document import document
 from oelm.analysis.markdown import fence, markdown, plain
-from oelm.analysis.study import load, read_reference, read_study
+from oelm.analysis.sources import load, read_reference, read_study
 from oelm.analysis.words import Words, table, text
 from oelm.errors import UserError
 

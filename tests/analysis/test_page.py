@@ -3,7 +3,7 @@ from synthetic import write_run, write_study
 
 from oelm.analysis import report
 from oelm.analysis.document import document
-from oelm.analysis.study import read_study
+from oelm.analysis.sources import read_study
 from oelm.analysis.words import Words
 
 pytest.importorskip("websockets", reason="drives the browser; in the dev extra")

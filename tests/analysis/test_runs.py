@@ -9,7 +9,8 @@ from synthetic import write, write_run, write_study
 
 from oelm.analysis.runs import read_run
 from oelm.analysis.series import MOST_POINTS, arm_series, gap_series
-from oelm.analysis.study import chain, load, read_reference, read_study, reference_names
+from oelm.analysis.sources import load, read_reference, read_study, reference_names
+from oelm.analysis.study import chain
 from oelm.errors import UserError
 
 

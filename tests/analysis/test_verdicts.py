@@ -6,8 +6,9 @@ from synthetic import write_run, write_study
 
 from oelm.analysis.claims import Claim
 from oelm.analysis.runs import Run
+from oelm.analysis.sources import read_reference, read_study
 from oelm.analysis.statistics import compare
-from oelm.analysis.study import Arm, Study, read_reference, read_study
+from oelm.analysis.study import Arm, Study
 from oelm.analysis.verdicts import judge
 
 
