@@ -1,0 +1,9 @@
+"""`make bench`: every benchmark in turn, each in a process of its own. Run it with nothing else running."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+for path in sorted(Path(__file__).parent.glob("[a-z]*.py")):
+    print(f"\n== {path.stem}", flush=True)
+    subprocess.run([sys.executable, "-m", f"benchmarks.{path.stem}"], check=True)
