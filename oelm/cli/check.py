@@ -43,7 +43,7 @@ def _check(
 
     from oelm.study.check import costs
     from oelm.study.check import duration as takes
-    from oelm.study.confounds import confounds
+    from oelm.study.confounds import confounds, from_datasets
     from oelm.study.plan import find_study, load_study
 
     plan = load_study(find_study(study))
@@ -51,7 +51,8 @@ def _check(
     places, side_by_side, on_gpu = choose_places(plan, gpus, slots)
     measure = measure and all(r.config.task == "language" for r in runs)
     found = costs(plan, places, slots=side_by_side, gpu=on_gpu) if measure else {}
-    problems = confounds(plan, {arm: cost.measured for arm, cost in found.items()})
+    known = {**from_datasets(plan), **{arm: cost.measured for arm, cost in found.items()}}
+    problems = confounds(plan, known)
     seconds = takes(runs, found, side_by_side) if found else None
     if json:
         data = {
@@ -67,7 +68,7 @@ def _check(
     if found:
         _print_costs(found, side_by_side, seconds or 0.0)
     elif measure is False:
-        print("\nnot measured, so time, memory and epochs are not known")
+        print("\nnot measured, so time and memory are not known")
     print(f"\nconfounds: {'none found' if not problems else len(problems)}")
     for problem in problems:
         claim = f" [{problem.claim}]" if problem.claim else ""

@@ -120,9 +120,9 @@ def choose_places(
     from oelm.study.engines.local import CpuSlots, GpuGroups
     from oelm.study.gpus import Waiting, chosen
 
-    if gpus and slots:
+    if gpus is not None and slots is not None:
         raise UserError("--gpus and --slots exclude each other: a run is on GPUs or on the CPU")
-    indices = [] if slots else chosen(gpus)
+    indices = chosen(gpus) if slots is None else []
     if not indices:
         if wait_idle is not None:
             raise UserError("--wait-idle waits for GPUs, and this machine has none")

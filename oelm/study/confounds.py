@@ -4,6 +4,7 @@ Each is one line that says why it matters and what would mend it. No torch; what
 by measuring (tokens in the corpus, seconds per step) is passed in by `oelm check`.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 from oelm.analysis.claims import Claim
 from oelm.config import from_mapping, to_mapping
+from oelm.errors import UserError
 from oelm.methods import UNIT_ROWS, Treatment
 from oelm.study.plan import OWN_FIELDS, Study
 from oelm.train.config import TrainConfig
@@ -81,6 +83,23 @@ def confounds(study: Study, measured: Mapping[str, Measured] | None = None) -> l
     for confound in candidates:
         found.setdefault(confound.line, confound)
     return list(found.values())
+
+
+def from_datasets(study: Study) -> dict[str, Measured]:
+    """What the datasets that are on this machine tell about each arm, without a step being run."""
+    from oelm.data.dataset import Dataset
+
+    found = {}
+    for arm in study.arms:
+        config = from_mapping(TrainConfig, next(iter(study.points(arm).values())), what="arm")
+        if config.task != "language":
+            continue
+        with contextlib.suppress(UserError):  # not prepared here
+            splits = Dataset.open(config.dataset).meta["splits"]
+            tokens = config.max_steps * config.batch_size * config.model_config().seq_len
+            epochs = tokens / splits["train"]["tokens"]
+            found[arm] = Measured(epochs=epochs, validation_tokens=splits["val"]["tokens"])
+    return found
 
 
 def _of_claim(study: Study, claim: Claim, measured: Mapping[str, Measured]) -> list[Confound]:

@@ -18,7 +18,7 @@ import yaml
 from oelm.config import from_mapping, to_mapping
 from oelm.errors import UserError
 from oelm.methods import Method
-from oelm.study.confounds import confounds
+from oelm.study.confounds import confounds, from_datasets
 from oelm.study.folders import (
     attempts,
     final_failure,
@@ -218,7 +218,8 @@ class Queue:
         shutil.copyfile(self.source, self.folder / "study.yaml")
         origin = {"source": str(self.source.resolve()), "oelm": __version__, "code": commit()}
         write_json(self.folder / "origin.json", {**origin, "time": time.time()})
-        write_json(self.folder / "confounds.json", [to_mapping(c) for c in confounds(self.study)])
+        found = confounds(self.study, from_datasets(self.study))
+        write_json(self.folder / "confounds.json", [to_mapping(c) for c in found])
         write_text(plan, self._plan)
 
 

@@ -30,7 +30,7 @@ def opened(path: Path, **options) -> Queue:
 
 
 def test_opening_writes_down_what_will_run(make_study, place) -> None:
-    path = make_study()
+    path = make_study(defaults={"max_steps": 4000})
     opened(path)
     folder = place / "runs/tiny"
     plan = json.loads((folder / "plan.json").read_text())
@@ -44,7 +44,7 @@ def test_opening_writes_down_what_will_run(make_study, place) -> None:
     assert (folder / "study.yaml").read_bytes() == path.read_bytes()
     assert json.loads((folder / "origin.json").read_text())["source"] == str(path)
     kinds = {c["kind"] for c in json.loads((folder / "confounds.json").read_text())}
-    assert kinds == {"seeds", "init_scale"}
+    assert kinds == {"seeds", "init_scale", "epochs"}
 
 
 def test_next_skips_what_is_finished_held_or_failed(make_study) -> None:
