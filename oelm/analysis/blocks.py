@@ -4,7 +4,6 @@ A block is a plain mapping with a `kind`, so that the pages' templates (and typs
 read them without knowing what a study is. Text in blocks is text: each format escapes it itself.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,7 +109,7 @@ class Document:
     def chart(self, id: str, *, web: bool) -> dict[str, Any]:
         """A figure's specification."""
         if not web:
-            return copy.deepcopy(self.static[id])
+            return dict(self.static[id])
         spec = self.charts[id](Canvas(self.palette, self.words, web=web))
         assert spec is not None
         return spec

@@ -83,21 +83,17 @@ def gap_curves(canvas: Canvas, study: Study) -> Spec:
 
 def probe(canvas: Canvas, study: Study, name: str) -> Spec:
     """A diagnostic that runs recorded, against the step."""
-    found = {}
-    for arm in study.arms.values():
-        recorded = [r.probes[name] for r in arm.runs if name in r.probes and r.seed in study.seeds]
-        rows = []
-        for step in sorted({float(s) for c in recorded for s in c["step"]}):
-            values = [float(v) for c in recorded for v in c["value"][c["step"] == step]]
-            rows.append((step, np.mean(values), min(values), max(values), len(values)))
-        if rows:
-            found[arm.name] = Series(*(np.array(column) for column in zip(*rows, strict=True)))
+    kind = f"probe:{name}"
+    drawn = {
+        a.name: arm_series(a, study.seeds, kind, "value", log=False) for a in study.arms.values()
+    }
+    found = {arm: series for arm, series in drawn.items() if series is not None}
     if not found:
         return None
     every = np.concatenate([np.concatenate([s.low, s.high]) for s in found.values()])
     y = plain_axis(name if len(name) < 40 else name[:38] + "…", every, ticks=5)
-    drawn = _lines(canvas, found, y, numbers.number, legend=False)
-    return canvas.finish(alt.layer(*drawn), height=220, width=HALF)
+    lines = _lines(canvas, found, y, numbers.number, legend=False)
+    return canvas.finish(alt.layer(*lines), height=220, width=HALF)
 
 
 def _lines(

@@ -65,8 +65,7 @@ def draw(doc: Document, text: str) -> Pictures:
     svg = {}
     for id in doc.charts:
         spec = doc.chart(id, web=False)
-        spec["config"]["font"] = family
-        spec["background"] = "white"
+        spec |= {"config": {**spec["config"], "font": family}, "background": "white"}
         svg[id] = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
     return Pictures(svg, font)
 

@@ -22,6 +22,8 @@ SILENT_AFTER = 300
 Curve = dict[str, np.ndarray]
 """Columns of equal length, `step` among them; nan where a line lacked the field."""
 
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The parser in C where it is built in: ten times faster, same result."""
 TIMING = {
     "steps_per_hour": "steps_per_hour",
     "step_time": "median_step_time",
@@ -68,6 +70,12 @@ class Run:
     def where(self) -> str:
         """How the report names it."""
         return "/".join(part for part in (self.arm, self.point, f"seed-{self.seed}") if part)
+
+    def curve(self, kind: str) -> Curve:
+        """What was recorded step by step: train, val or a probe (`probe:copy`)."""
+        if kind.startswith("probe:"):
+            return self.probes.get(kind.removeprefix("probe:"), {})
+        return self.train if kind == "train" else self.val
 
     def value(self, name: str) -> float | None:
         """A metric by the name that claims use; None if the run did not record it."""
@@ -132,7 +140,7 @@ def _load(run: Run, name: str, kind: type = dict) -> Any:
     path = run.folder / name
     try:
         content = path.read_text(encoding="utf-8")
-        data = yaml.safe_load(content) if path.suffix == ".yaml" else json.loads(content)
+        data = yaml.load(content, LOADER) if path.suffix == ".yaml" else json.loads(content)
     except FileNotFoundError:
         return kind()
     except (OSError, ValueError, yaml.YAMLError) as error:

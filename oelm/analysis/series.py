@@ -29,7 +29,7 @@ def arm_series(
     arm: Arm, seeds: Sequence[int], kind: str, column: str, *, log: bool
 ) -> Series | None:
     """An arm's curve: mean over seeds (geometric with `log`), and the range that they span."""
-    curves = [getattr(run, kind) for run in arm.runs if run.seed in seeds]
+    curves = [run.curve(kind) for run in arm.runs if run.seed in seeds]
     step, values = _aligned([(c["step"], c[column]) for c in curves if column in c], log=log)
     # A training loss is noise around a curve: average it; an evaluation is not: pick some.
     step, values = (_averaged if kind == "train" else _thinned)(step, values)
