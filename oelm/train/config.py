@@ -79,7 +79,7 @@ class TrainConfig:
     deterministic: bool = False
     """On CUDA: only deterministic kernels, so that a resumed run is bit-identical."""
     threads: int | None = None
-    """CPU threads; all cores if not given."""
+    """CPU threads of each process; if not given, OMP_NUM_THREADS or the process's share of the cores."""
     skip_bad_steps: int = 0
     """How many steps with a non-finite loss or gradient to pass over before stopping."""
     resume: bool = True

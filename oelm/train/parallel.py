@@ -85,7 +85,8 @@ def processes(config: TrainConfig) -> Iterator[Processes]:
         )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    torch.set_num_threads(config.threads or max(1, (cores or 1) // here))
+    if config.threads or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(config.threads or max(1, (cores or 1) // here))
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
