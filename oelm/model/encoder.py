@@ -31,13 +31,12 @@ class Encoder(Transformer):
 
     def forward(self, tokens_BT: Tensor, mask_BT: Tensor, labels_B: Tensor | None = None) -> Tensor:
         """Logits [B, n_classes] or, given labels, the mean loss; the mask is True at real tokens."""
-        # Padding stands behind the text, where a causal model never looks: no mask, faster attention.
-        h_BTD = self.hidden(tokens_BT, mask=None if self.causal else mask_BT)
-        if self.causal:
-            last = mask_BT.sum(1) - 1
-            h_BD = h_BTD[torch.arange(len(h_BTD), device=h_BTD.device), last]
-        else:
-            h_BD = h_BTD[:, 0]
+        # Padding stands behind the text, where a causal model never looks: no mask is needed.
+        mask = None if self.causal else mask_BT
+        at_B = (
+            mask_BT.sum(1) - 1 if self.causal else torch.zeros_like(mask_BT[:, 0], dtype=torch.long)
+        )
+        h_BD = self.hidden(tokens_BT, mask=mask, at_B=at_B)[:, 0]
         h_BD = torch.tanh(self.pooler(h_BD))
         logits: Tensor = self.classifier(F.dropout(h_BD, self.config.dropout, self.training))
         return logits if labels_B is None else F.cross_entropy(logits.float(), labels_B)

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from oelm.errors import UserError
 from oelm.methods import Method
-from oelm.model.attention import Attention, Cache, rotation_table
+from oelm.model.attention import Attention, Cache, rotation_table, take
 from oelm.model.config import ModelConfig
 from oelm.model.projection import Projection
 from oelm.projections import normal, stream
@@ -57,9 +57,11 @@ class Block(nn.Module):
         mask: Tensor | None = None,
         cache: Cache | None = None,
         start: int = 0,
+        at_B: Tensor | None = None,
     ) -> Tensor:
-        """[B, T, D] → [B, T, D]."""
-        x = x + self._drop(self.attention(self.attention_norm(x), rotation, mask, cache, start))
+        """[B, T, D] → [B, T, D]; or [B, 1, D], the result at one position of each row."""
+        attended = self.attention(self.attention_norm(x), rotation, mask, cache, start, at_B)
+        x = (x if at_B is None else take(x, at_B)) + self._drop(attended)
         return x + self._drop(self.mlp(self.mlp_norm(x)))
 
     def _drop(self, x: Tensor) -> Tensor:
@@ -124,8 +126,12 @@ class Transformer(nn.Module):
         mask: Tensor | None = None,
         cache: Sequence[Cache] | None = None,
         start: int = 0,
+        at_B: Tensor | None = None,
     ) -> Tensor:
-        """The normalised hidden states [B, T, D] that a head reads."""
+        """The normalised hidden states [B, T, D] that a head reads.
+
+        With `at_B`, those of one position of each row [B, 1, D]: the last block then computes no others.
+        """
         T = tokens_BT.shape[1]
         if start + T > self.config.seq_len:
             raise UserError(
@@ -139,10 +145,11 @@ class Transformer(nn.Module):
         if self.config.positions == "rope":
             rotation = self.cos[start : start + T], self.sin[start : start + T]
         for i, block in enumerate(self.blocks):
+            at = at_B if i == len(self.blocks) - 1 else None
             if self.activation_checkpointing and self.training:
-                x = checkpoint(block, x, rotation, mask, use_reentrant=False)
+                x = checkpoint(block, x, rotation, mask, None, 0, at, use_reentrant=False)
             else:
-                x = block(x, rotation, mask, cache[i] if cache else None, start)
+                x = block(x, rotation, mask, cache[i] if cache else None, start, at)
         h: Tensor = self.final_norm(x)
         return h
 
