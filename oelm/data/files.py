@@ -26,6 +26,7 @@ KINDS = {
     ".parquet": "parquet",
 }
 COMPRESSED = (".gz", ".zst")
+EARLY = 2**22  # how far into a text file to look for the end-of-text token
 SPLITS_BY_NAME = {
     "train": "train", "training": "train",
     "val": "val", "valid": "val", "validation": "val", "dev": "val",
@@ -115,7 +116,7 @@ def _documents_in(files: list[Path]) -> Literal["eot", "blank-line", "file"]:
     texts = [file for file in files if _kind(file) == "txt"]
     for file in texts:
         with _faults_of(file), open(file, "rb") as raw, _decompressed(file, raw) as stream:
-            if EOT.encode() in stream.read(BLOCK):
+            if EOT.encode() in stream.read(EARLY):
                 return "eot"
     return "blank-line" if len(texts) == 1 else "file"
 

@@ -12,7 +12,7 @@ from typing import IO, Any, Literal
 from oelm.data.tokenizers import EOT
 from oelm.errors import UserError
 
-BLOCK = 2**20
+BLOCK = 2**17
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def _texts(stream: IO[str], documents: str) -> Iterator[str]:
         yield stream.read()
     elif documents == "eot":
         rest = ""
-        while block := stream.read(BLOCK):
+        while block := stream.read(max(BLOCK, len(rest))):  # doubling, for long documents
             *texts, rest = (rest + block).split(EOT)
             yield from (text.strip("\r\n") for text in texts)
         yield rest.strip("\r\n")

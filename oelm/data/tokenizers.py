@@ -21,6 +21,13 @@ from oelm.errors import UserError
 EOT = "<|endoftext|>"
 # The official pattern, in the equivalent and faster form that tiktoken itself uses for GPT-2.
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+# Without the look-ahead it needs no backtracking and takes half the time. It finds the same words if the
+# text is cut before the last white space of each run of several that a word follows.
+QUICK = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+"""
+CUT = "<|cut|>"
+SPACE = np.zeros(0x3002, bool)
+SPACE[[*range(9, 14), 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B)]] = True
+SPACE[[0x2028, 0x2029, 0x202F, 0x205F, 0x3000]] = True
 # Published with the GPT-2 encoding; the files we read must be these.
 GPT2_SHA256 = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
@@ -99,13 +106,17 @@ class ByteLevelBPE(Tokenizer):
 
         vocab: dict[str, int] = dict(json.loads(data)["model"]["vocab"])
         eot = vocab.pop(EOT)
-        byte_of = {char: byte for byte, char in enumerate(_characters())}
-        self._encoding = tiktoken.Encoding(
-            name,
-            pat_str=PATTERN,
-            mergeable_ranks={bytes(byte_of[c] for c in token): i for token, i in vocab.items()},
-            special_tokens={EOT: eot},
+        bytes_of = {ord(char): chr(byte) for byte, char in enumerate(_characters())}
+        ranks = {t.translate(bytes_of).encode("latin-1"): i for t, i in vocab.items()}
+        self._encoding, self._quick = (
+            tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+            for pattern, special in (
+                (PATTERN, {EOT: eot}),
+                (QUICK, {EOT: eot, CUT: len(vocab) + 1}),
+            )
         )
+        # Used first by two threads at once, tiktoken can stay at half its speed; used before, it does not.
+        self._quick.encode_ordinary("a text")
         super().__init__(name, data, len(vocab) + 1, eot)
 
     def encode(self, text: str) -> list[int]:
@@ -117,11 +128,12 @@ class ByteLevelBPE(Tokenizer):
         return self._encoding.decode([int(i) for i in ids])
 
     def encode_documents(self, texts: Sequence[str]) -> npt.NDArray[Any]:
-        """All texts in one call that holds no interpreter lock, hence many at once in threads."""
-        if any(EOT in text for text in texts):
+        """The same ids in one call, twice as fast and without the interpreter lock."""
+        if any(EOT in text or CUT in text for text in texts):
             return super().encode_documents(texts)
-        joined = EOT.join(texts) + EOT
-        return self._encoding.encode_to_numpy(joined, allowed_special={EOT}).astype(self.dtype)
+        ids = self._quick.encode_to_numpy(_joined(texts), allowed_special={EOT, CUT})
+        kept: npt.NDArray[Any] = ids[ids != self.vocab_size].astype(self.dtype)
+        return kept
 
 
 class HuggingFace(Tokenizer):
@@ -281,6 +293,17 @@ def _gpt2_form(data: dict[str, Any]) -> bool:
         and sorted(vocab.values()) == list(range(len(vocab)))
         and {token["content"] for token in data.get("added_tokens", [])} <= {EOT}
     )
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """The texts, the end-of-text token after each, with cuts where the quick pattern needs them."""
+    joined = EOT.join(texts) + EOT
+    codes = np.frombuffer(joined.encode("utf-32-le"), np.uint32)
+    space = SPACE[np.minimum(codes, 0x3001)]
+    # White space that ends a text stays whole: no word follows it.
+    space[np.cumsum([len(text) + len(EOT) for text in texts]) - len(EOT)] = True
+    cuts = np.flatnonzero(space[:-2] & space[1:-1] & ~space[2:]) + 1
+    return CUT.join(joined[a:b] for a, b in pairwise([0, *cuts.tolist(), len(joined)]))
 
 
 def _first(texts: Iterable[str], limit: int) -> Iterator[str]:
