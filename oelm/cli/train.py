@@ -15,6 +15,7 @@ import yaml
 from oelm.cli.options import parse
 from oelm.config import from_mapping, load_yaml
 from oelm.errors import UserError
+from oelm.methods import freeze_qk
 from oelm.train.config import TrainConfig
 from oelm.train.errors import RunError
 
@@ -32,6 +33,8 @@ class Options(TrainConfig):
 
     config: Path | None = None
     """A YAML file with any of these options (a run's config.yaml is one); options given here win."""
+    freeze_qk: bool | None = None
+    """Freeze or train Q and K whatever the method says, as the source scripts did."""
 
 
 def train(argv: Sequence[str]) -> int:
@@ -78,6 +81,10 @@ def parse_config(argv: Sequence[str]) -> TrainConfig:
     with _registry:
         options = parse(Options, argv, prog="oelm train", default=default)
     fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(TrainConfig)}
+    if options.freeze_qk is not None:
+        if not isinstance(options.method, str):
+            raise UserError("--freeze_qk goes with a method named in one word, not with a mapping")
+        fields["method"] = freeze_qk(options.method, options.freeze_qk)
     return TrainConfig(**fields)
 
 

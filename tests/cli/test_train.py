@@ -148,3 +148,11 @@ def test_a_signal_ends_a_real_process_with_code_3(file, tmp_path):
     assert "oelm: stopped by SIGINT at step" in errors
     assert "Traceback" not in errors
     assert (tmp_path / "run" / "last.pt").exists()
+
+
+def test_the_switch_of_the_source_scripts_chooses_the_twin():
+    assert (
+        parse_config(["--model_type", "oelm", "--freeze_qk", "false"]).method == "oelm_v1_no_freeze"
+    )
+    assert parse_config(["--model_type", "oelm", "--freeze_qk", "true"]).method == "oelm"
+    assert parse_config(["--model_type", "oelm"]).method == "oelm"
