@@ -17,6 +17,7 @@ Init = Literal[
     "normal", "xavier", "matched", "headwise", "global", "hadamard",
     "identity", "identity_shift", "identity_shuffle", "keep",
 ]  # fmt: skip
+Shift = Literal["none", "half", "learned"]
 Trains = Literal["always", "never", "layers", "ratio", "late", "every"]
 
 # Projections made of nothing: the model reads slices of its input instead of multiplying.
@@ -135,6 +136,9 @@ class Method:
     down: Treatment = field(default=TRAINED)
     temperature: bool = False
     """A learned factor per head on the attention logits."""
+    shift: Shift = "none"
+    """Which keys speak of the token before their own: none · half (those of every second head) ·
+    learned (a trained share per channel, which starts as `half`)."""
     lr_by_layer: tuple[float, ...] = ()
     """Learning-rate multipliers, one per layer from the bottom; empty for none."""
 
@@ -341,7 +345,8 @@ def freeze_qk(spec: str, frozen: bool) -> str:
     wanted = method(f"{spec},qk.trains={'never' if frozen else 'always'}")
     for known in METHODS.values():
         if all(known.treatment(p) == wanted.treatment(p) for p in PROJECTIONS) and (
-            known.temperature == wanted.temperature and known.lr_by_layer == wanted.lr_by_layer
+            (known.temperature, known.shift, known.lr_by_layer)
+            == (wanted.temperature, wanted.shift, wanted.lr_by_layer)
         ):
             return known.name
     return wanted.name

@@ -116,6 +116,11 @@ def _check(model: nn.Module, chosen: Method, sites: list[Site]) -> None:
             f"method {chosen.name}: a temperature per head is part of OELM's own attention; for a converted "
             "model write temperature=false (a gain on q, as in q.gain=true, can do the same)"
         )
+    if chosen.shift != "none":
+        raise UserError(
+            f"method {chosen.name}: the shift of keys is part of OELM's own attention; for a converted "
+            "model write shift=none"
+        )
     if chosen.lr_by_layer:
         raise UserError(
             f"method {chosen.name}: lr_by_layer is for OELM's own models; a converted model's rates are set "
