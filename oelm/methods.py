@@ -55,6 +55,8 @@ class Treatment:
     """Whether a trained bias is added, even where the matrix is frozen."""
     gain: bool = False
     """Whether a trained factor per output channel multiplies the result."""
+    input_gain: bool = False
+    """Whether a trained factor per input channel chooses what is read."""
 
     def __post_init__(self) -> None:
         needs = {"layers": "layers", "ratio": "freeze_ratio", "late": "thaw_at", "every": "every"}

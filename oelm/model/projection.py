@@ -9,7 +9,7 @@ from oelm.projections import channel_order, make, matched, stream
 
 
 class Projection(nn.Module):
-    """y = gain · (x Wᵀ + (x Aᵀ) Bᵀ) + bias, a drop-in for `nn.Linear`.
+    """y = gain · (x Wᵀ + (x Aᵀ) Bᵀ) + bias with x = input gain · input, a drop-in for `nn.Linear`.
 
     W never trains → a buffer: no gradient, no optimizer state, no decay, no all-reduce.
     W trains late or every N steps → a parameter, opened and closed by `oelm.freezing.Gates`.
@@ -57,6 +57,7 @@ class Projection(nn.Module):
         frozen_bias = self.frozen and not treatment.bias
         self._keep("bias", torch.empty(out_features) if has_bias else None, frozen=frozen_bias)
         self.gain = nn.Parameter(torch.empty(out_features)) if treatment.gain else None
+        self.input_gain = nn.Parameter(torch.empty(in_features)) if treatment.input_gain else None
         rank = treatment.rank
         self.low_rank_in = nn.Parameter(torch.empty(rank, in_features)) if rank else None
         self.low_rank_out = nn.Parameter(torch.empty(out_features, rank)) if rank else None
@@ -70,7 +71,7 @@ class Projection(nn.Module):
     def init_weights(self, name: str, seed: int, frozen_seed: int, std: float) -> None:
         """Fill every tensor from the stream of its name; frozen ones from `frozen_seed`.
 
-        W as its init says (`normal` uses `std`) · A normal(1/√in) · B 0 · gain 1 · bias 0.
+        W as its init says (`normal` uses `std`) · A normal(1/√in) · B 0 · gains 1 · bias 0.
         """
         whole = (self.out_features, self.in_features)
         own_seed = frozen_seed if self.frozen else seed
@@ -95,8 +96,9 @@ class Projection(nn.Module):
                 self.order.copy_(torch.from_numpy(channel_order(whole, stream(frozen_seed, name))))
             if self.bias is not None and t.init != "keep":
                 self.bias.zero_()
-            if self.gain is not None:
-                self.gain.fill_(1.0)
+            for gain in (self.gain, self.input_gain):
+                if gain is not None:
+                    gain.fill_(1.0)
             if self.low_rank_in is not None and self.low_rank_out is not None:
                 a = stream(seed, f"{name}.low_rank")
                 shape = (len(self.low_rank_in), self.in_features)
@@ -117,6 +119,8 @@ class Projection(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[…, in] → […, out]."""
         plain = self.gain is None and self.low_rank_in is None and self.frozen_weight is None
+        if self.input_gain is not None:
+            x = x * self.input_gain
         if self.weight is None:
             y = self._read(x)
         elif plain:

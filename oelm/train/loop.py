@@ -22,6 +22,7 @@ from oelm.train.closing import write_summaries
 from oelm.train.config import TrainConfig
 from oelm.train.console import Console
 from oelm.train.errors import NonFiniteError, StoppedError
+from oelm.train.lanes import Lanes
 from oelm.train.lock import FolderLock
 from oelm.train.optimizer import Guard, build_optimizer, clip_gradients, set_learning_rates
 from oelm.train.record import Record, environment
@@ -95,9 +96,25 @@ class Trainer:
         scaled = self.precision.name == "fp16"
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
         self.guard = Guard(self.optimizer, config.skip_bad_steps, self.device, scaled=scaled)
+        self.lanes = Lanes() if self.splits() else None
         self.window = torch.zeros(2, device=self.device)
         self.state = State(
             self.model, self.optimizer, self.scaler, self.guard, self.window, first_hashes
+        )
+
+    def splits(self) -> bool:
+        """Whether to take the halves of a batch side by side: on a CPU, where nothing is drawn at
+        random on the way (threads share one generator) and no more than two gradients meet."""
+        config = self.config
+        return (
+            self.device.type == "cpu"
+            and self.group.world == 1
+            and torch.get_num_threads() > 1
+            and config.task == "language"
+            and config.dropout == 0
+            and config.grad_accumulation == 1
+            and config.batch_size % 2 == 0
+            and not config.compile
         )
 
     def resume(self) -> None:
@@ -159,14 +176,13 @@ class Trainer:
             zlib.crc32(f"{config.seeds['data_seed']} {step} {self.group.rank}".encode())
         )
 
-        pieces = list(zip(*(t.chunk(config.grad_accumulation) for t in batch), strict=True))
-        total = torch.zeros((), device=self.device)
-        for i, piece in enumerate(pieces):
-            with self.wrapped.synchronised(i == len(pieces) - 1):
-                with self.precision.autocast(self.device):
-                    loss = self.wrapped.stepped(*piece) / len(pieces)
-                self.scaler.scale(loss).backward()
-            total += loss.detach()
+        n = 2 if self.lanes else config.grad_accumulation
+        pieces = list(zip(*(t.chunk(n) for t in batch), strict=True))
+        if self.lanes:
+            losses = self.lanes.map(lambda piece: self.backward(piece, 1 / n), pieces)
+        else:
+            losses = [self.backward(p, 1 / n, last=p is pieces[-1]) for p in pieces]
+        total = torch.stack(losses).sum()
         if ddp:
             self.gates.drop_closed(step)
 
@@ -181,6 +197,14 @@ class Trainer:
         self.state.progress.step += 1
         self.state.progress.tokens += batch[0].numel() * self.group.world
         return rate, norm
+
+    def backward(self, piece: Batch, share: float, *, last: bool = True) -> Tensor:
+        """Add the gradient of a piece's share of the loss to the others'; returns that share."""
+        with self.wrapped.synchronised(last):
+            with self.precision.autocast(self.device):
+                loss: Tensor = self.wrapped.stepped(*piece) * share
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def log(self, rate: float, norm: float) -> None:
         """One line of metrics, with the mean loss since the line before."""

@@ -1,0 +1,46 @@
+"""Two halves of a batch side by side: the same gradient, whichever half is first."""
+
+import threading
+
+import pytest
+import torch
+
+from oelm.train.lanes import Lanes
+from oelm.train.loop import train
+from tests.train.runs import assert_same_run, metrics
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_each_lane_has_half_of_the_threads_and_the_caller_keeps_its_own(two_threads):
+    meet = threading.Barrier(2)
+
+    def threads(_):
+        meet.wait(10)
+        return torch.get_num_threads()
+
+    assert Lanes().map(threads, [0, 1]) == [1, 1]
+    assert torch.get_num_threads() == 2
+
+
+def test_an_error_in_a_lane_reaches_the_caller(two_threads):
+    with pytest.raises(ZeroDivisionError):
+        Lanes().map(lambda n: 1 // n, [1, 0])
+
+
+def test_a_run_in_two_lanes_repeats_bit_for_bit_and_matches_one(tiny, two_threads):
+    for out in ("first", "again"):
+        train(tiny(out, threads=2, dropout=0.0))
+    train(tiny("one", threads=1, dropout=0.0))
+    first, again, one = (tiny(out).out_dir for out in ("first", "again", "one"))
+    assert_same_run(first, again)
+    losses = [
+        [line["loss"] for line in metrics(folder) if "loss" in line] for folder in (first, one)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
