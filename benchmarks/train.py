@@ -19,34 +19,15 @@ SECONDS_PER_TURN = 3.0
 
 def ours(method, preset, batch_size):
     """The step of the training loop itself, with everything that belongs to it."""
+    from oelm.bench import random_batch, trainer
+    from oelm.methods import METHODS
     from oelm.model.config import ModelConfig
-    from oelm.model.gpt import GPT
-    from oelm.train.config import TrainConfig
-    from oelm.train.console import Console
-    from oelm.train.loop import Trainer
-    from oelm.train.parallel import processes
-    from oelm.train.record import Record
-    from oelm.train.timing import step_flops
+    from oelm.roofline import step_flops
 
-    config = TrainConfig(
-        method=method,
-        model=preset,
-        batch_size=batch_size,
-        dropout=0.0,
-        device="cpu",
-        precision="fp32",
-    )
     shape = ModelConfig.preset(preset)
-
-    class Task:
-        def build(self):
-            return GPT(shape, config.resolved_method(), 0)
-
-    with processes(config) as group:
-        record, console = Record(config, writes=False), Console(config, first=False)
-        trainer = Trainer(config, Task(), group, record, console, None, None)
-    batch = tokens(shape, batch_size)
-    return lambda: trainer.step(batch), step_flops(trainer.model, batch)
+    own = trainer(METHODS[method], shape, batch_size, "cpu")
+    batch = random_batch(shape, batch_size, own.device)
+    return lambda: own.step(batch), step_flops(shape, METHODS[method], batch_size)
 
 
 def hugging_face(preset, batch_size):

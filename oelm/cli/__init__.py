@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "logs": ("status", "logs", "show or follow a run's log"),
     "stop": ("run", "stop", "stop a study or a run gracefully"),
     "report": ("report", "report", "decide a study's claims and write its report"),
+    "bench": ("bench", "bench", "time the methods' training steps on this machine"),
     "export": ("export", "export", "turn a run into a Hugging Face folder"),
 }
 ALIASES = {"diagnose": "audit"}

@@ -1,0 +1,234 @@
+"""How fast training steps are on this machine: methods side by side, and against what arithmetic allows."""
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from scipy import stats
+from torch import Tensor
+
+from oelm.methods import Method
+from oelm.model.config import ModelConfig
+from oelm.model.gpt import GPT
+from oelm.model.loss import linear_cross_entropy
+from oelm.model.transformer import Block
+from oelm.roofline import step_flops, step_parts
+from oelm.train.config import TrainConfig
+from oelm.train.console import Console
+from oelm.train.loop import Trainer
+from oelm.train.parallel import processes
+from oelm.train.record import Record
+from oelm.train.timing import synchronise
+
+WARMUP = 2
+PEAK_SHAPES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 512, 2048))
+
+
+class _RandomTokens:
+    """A task with a model to build and nothing to read."""
+
+    def __init__(self, shape: ModelConfig, method: Method) -> None:
+        self.shape, self.method = shape, method
+
+    def build(self) -> GPT:
+        return GPT(self.shape, self.method, 0)
+
+
+def trainer(method: Method, shape: ModelConfig, batch_size: int, device: str = "auto") -> Trainer:
+    """A trainer that can take steps, but has no folder and no data."""
+    config = TrainConfig(
+        method=method.name,
+        batch_size=batch_size,
+        dropout=shape.dropout,
+        device=device,
+        max_steps=10**6,
+    )
+    with processes(config) as group:
+        record, console = Record(config, writes=False), Console(config, first=False)
+        task: Any = _RandomTokens(shape, method)
+        return Trainer(config, task, group, record, console, None, None)
+
+
+def random_batch(
+    shape: ModelConfig, batch_size: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Inputs and targets [B, T], the same every time."""
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(shape.vocab_size, (batch_size, shape.seq_len + 1), generator=draw)
+    return ids[:, :-1].contiguous().to(device), ids[:, 1:].contiguous().to(device)
+
+
+def timed(work: Callable[[], Any], device: torch.device) -> float:
+    """Seconds that `work` takes, with all that it leaves to the device."""
+    synchronise(device)
+    began = time.perf_counter()
+    work()
+    synchronise(device)
+    return time.perf_counter() - began
+
+
+def peak_flops(device: torch.device) -> float:
+    """Operations per second of the best of several matrix products, here and now."""
+    best = 0.0
+    for m, k, n in PEAK_SHAPES:
+        product = functools.partial(
+            torch.mm, torch.ones(m, k, device=device), torch.ones(k, n, device=device)
+        )
+        best = max(best, 2 * m * k * n / min(timed(product, device) for _ in range(3)))
+    return best
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A median of ratios taken within rounds, with its 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(numerators: Sequence[float], denominators: Sequence[float]) -> "Ratio":
+        """By order statistics, so that a moment when the machine was busy does not matter."""
+        ordered = sorted(a / b for a, b in zip(numerators, denominators, strict=True))
+        outside = max(0, int(stats.binom.ppf(0.025, len(ordered), 0.5)) - 1)
+        return Ratio(statistics.median(ordered), ordered[outside], ordered[-1 - outside])
+
+
+def compare(
+    methods: Sequence[Method],
+    shape: ModelConfig,
+    batch_size: int,
+    rounds: int,
+    device: str = "auto",
+    progress: Callable[[int], None] = lambda done: None,
+) -> dict[str, Any]:
+    """Steps of every method against those of the first and against the machine's peak.
+
+    The methods take turns, a step each, and every round begins with another one. `saved` is the share
+    of the first method's time that a step is shorter by, `possible` the share of its arithmetic that
+    the method does without.
+    """
+    steps, where = {}, torch.device("cpu")
+    for m in methods:
+        own = trainer(m, shape, batch_size, device)
+        where = own.device
+        steps[m.name] = functools.partial(own.step, random_batch(shape, batch_size, where))
+        for _ in range(WARMUP):
+            steps[m.name]()
+    names = list(steps)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    peaks = []
+    for i in range(rounds):
+        peaks.append(peak_flops(where))
+        first = i % len(names)
+        for name in names[first:] + names[:first]:
+            seconds[name].append(timed(steps[name], where))
+        progress(i + 1)
+    flops = {m.name: step_flops(shape, m, batch_size) for m in methods}
+    base = names[0]
+    rows = []
+    for name in names:
+        ratio, median = Ratio.of(seconds[name], seconds[base]), statistics.median(seconds[name])
+        share = [flops[name] / s / p for s, p in zip(seconds[name], peaks, strict=True)]
+        rows.append(
+            {
+                "method": name,
+                "seconds": median,
+                "tokens_per_second": batch_size * shape.seq_len / median,
+                "of_peak": statistics.median(share),
+                "saved": 1 - ratio.median,
+                "saved_low": 1 - ratio.high,
+                "saved_high": 1 - ratio.low,
+                "possible": 1 - flops[name] / flops[base],
+            }
+        )
+    peak = statistics.median(peaks) / 1e9
+    return {"device": str(where), "threads": torch.get_num_threads(), "rounds": rounds,
+            "peak_gflops": peak, "rows": rows}  # fmt: skip
+
+
+def explain(
+    method: Method, shape: ModelConfig, batch_size: int, rounds: int, device: str = "auto"
+) -> dict[str, Any]:
+    """A step part by part: the time that its arithmetic needs at the peak, and the time it takes.
+
+    Each part is measured alone, forward and backward, on inputs of the real shape and in as many lanes
+    as the step has, and times the number of layers; "the rest" is what the whole step takes beyond
+    them: norms, activations, residuals, clipping, the optimizer, and Python.
+    """
+    own = trainer(method, shape, batch_size, device)
+    where = own.device
+    step = functools.partial(own.step, random_batch(shape, batch_size, where))
+    model = own.model
+    assert isinstance(model, GPT)
+    parts = {part.name: part for part in step_parts(shape, method, batch_size)}
+    works = _parts(model, batch_size, where)
+    if lanes := own.lanes:
+        halves = _parts(model, batch_size // 2, where)
+        works = {n: functools.partial(lanes.map, lambda w: w(), [w, w]) for n, w in halves.items()}
+    step()
+    for work in works.values():
+        work()
+    whole, peaks = [], []
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
+        peaks.append(peak_flops(where))
+        whole.append(timed(step, where))
+        for name, work in works.items():
+            seconds[name].append(timed(work, where))
+    peak, total = statistics.median(peaks), statistics.median(whole)
+    rows: list[dict[str, Any]] = []
+    for name, part in parts.items():
+        layers = 1 if name == "head" else shape.n_layers
+        measured = statistics.median(seconds[name]) * layers
+        rows.append({"part": name, "gflops": part.total / 1e9, "predicted": part.total / peak,
+                     "measured": measured})  # fmt: skip
+    rest = total - sum(row["measured"] for row in rows)
+    rows.append({"part": "the rest", "gflops": 0.0, "predicted": 0.0, "measured": rest})
+    flops = step_flops(shape, method, batch_size)
+    rows.append(
+        {"part": "step", "gflops": flops / 1e9, "predicted": flops / peak, "measured": total}
+    )
+    return {"method": method.name, "device": str(where), "threads": torch.get_num_threads(),
+            "rounds": rounds, "peak_gflops": peak / 1e9, "rows": rows}  # fmt: skip
+
+
+def _parts(model: GPT, batch_size: int, device: torch.device) -> dict[str, Callable[[], Any]]:
+    """Forward and backward of each part of the first block, and of the head."""
+    c, block = model.config, model.blocks[0]
+    assert isinstance(block, Block)
+    attention, mlp = block.attention, block.mlp
+    stream = torch.randn(batch_size, c.seq_len, c.d_model, device=device, requires_grad=True)
+    wide = torch.randn(batch_size, c.seq_len, c.d_ff, device=device, requires_grad=True)
+    targets = torch.zeros(batch_size * c.seq_len, dtype=torch.long, device=device)
+    q, k, v = (stream.view(batch_size, c.seq_len, c.n_heads, -1).transpose(1, 2) for _ in range(3))
+
+    def projection(module: Any, x: Tensor) -> Callable[[], None]:
+        def work() -> None:
+            y = module(x)
+            if y.requires_grad:
+                trained = [p for p in module.parameters() if p.requires_grad]
+                torch.autograd.grad(y, [x, *trained], torch.ones_like(y), materialize_grads=True)
+
+        return work
+
+    def attend() -> None:
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        torch.autograd.grad(y, (q, k, v), torch.ones_like(y))
+
+    def head() -> None:
+        loss = linear_cross_entropy(stream.flatten(0, 1), model.head_weight, targets)
+        torch.autograd.grad(loss, [stream, model.head_weight])
+
+    return {
+        **{name: projection(getattr(attention, name), stream) for name in "qkvo"},
+        "attention": attend,
+        "up": projection(mlp.up, stream),
+        "down": projection(mlp.down, wide),
+        "head": head,
+    }

@@ -1,0 +1,117 @@
+"""`oelm bench`: how fast the methods train on this machine, and what its arithmetic would allow."""
+
+import json as json_format
+from typing import Annotated, Any
+
+import tyro
+
+from oelm.cli.options import parse
+from oelm.errors import UserError
+from oelm.methods import method as resolve_method
+from oelm.model.config import ModelConfig
+
+USUAL = (
+    "baseline", "oelm_v2", "oelm_q_only", "identity_q", "identity_qk", "identity_lowrank",
+    "oelm_hadamard",
+)  # fmt: skip
+
+
+def bench(argv: list[str]) -> int:
+    """Entry point of `oelm bench`."""
+    return parse(_bench, argv, prog="oelm bench")
+
+
+def _bench(
+    methods: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="METHOD")] = (),
+    /,
+    *,
+    model: str = "nano",
+    batch_size: int = 16,
+    rounds: int = 30,
+    device: str = "auto",
+    explain: str | None = None,
+    json: bool = False,
+) -> int:
+    """Time training steps of some methods side by side on this machine.
+
+    The methods take turns, a whole step each (forward, backward, clipping, AdamW) on random tokens, so
+    that a busy moment is shared by all. The table shows what each saves against the first, with its
+    95 % interval, beside the share of arithmetic that it does without; and how much of the machine's
+    matrix-product peak, measured in the same rounds, the useful arithmetic reaches. Let nothing else
+    run meanwhile.
+
+    Args:
+        methods: Names or specs; baseline and the usual frozen ones if none is given.
+        model: A preset, or a spec such as `nano,positions=rope`.
+        batch_size: Sequences in a step.
+        rounds: How often each takes its turn; more make the intervals narrower.
+        device: `cpu`, `cuda`, …; the fastest there is if `auto`.
+        explain: Instead, take this method's step apart: predicted and measured time of every part.
+        json: Print JSON instead of a table.
+    """
+    if rounds < 1 or batch_size < 1:
+        raise UserError("rounds and batch_size must be at least 1")
+    shape = ModelConfig.from_spec(model)
+    chosen = [resolve_method(name) for name in methods or USUAL]
+    taken_apart = resolve_method(explain) if explain else None
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from oelm import bench as measure
+
+    if taken_apart:
+        result = measure.explain(taken_apart, shape, batch_size, rounds, device)
+    else:
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(f"{len(chosen)} methods", total=rounds)
+            result = measure.compare(
+                chosen, shape, batch_size, rounds, device,
+                progress=lambda done: bar.update(task, completed=done),
+            )  # fmt: skip
+    result |= {"model": model, "batch_size": batch_size, "seq_len": shape.seq_len}
+    if json:
+        print(json_format.dumps(result, indent=1))
+    else:
+        _print(result)
+    return 0
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    title = (
+        f"{result.get('method', '')} {result['model']}, {result['batch_size']} × {result['seq_len']} tokens, "
+        f"{result['device']}, {result['threads']} threads, peak {result['peak_gflops']:.0f} GFLOP/s, "
+        f"median of {result['rounds']} rounds"
+    )
+    table = Table(title=title.strip(), title_justify="left", box=None, pad_edge=False)
+    apart = "method" in result
+    columns = (
+        ("part", "GFLOP", "at peak, ms", "measured, ms", "of peak")
+        if apart
+        else ("method", "step, ms", "tokens/s", "of peak", "saved", "95 % interval", "possible")
+    )
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("part", "method") else "right")
+    for row in result["rows"]:
+        if apart:
+            share = row["predicted"] / row["measured"] if row["predicted"] else None
+            table.add_row(
+                row["part"],
+                f"{row['gflops']:.2f}" if row["gflops"] else "",
+                f"{row['predicted'] * 1e3:.1f}" if row["gflops"] else "",
+                f"{row['measured'] * 1e3:.1f}",
+                f"{share:.2f}" if share else "",
+            )
+        else:
+            table.add_row(
+                row["method"],
+                f"{row['seconds'] * 1e3:.1f}",
+                f"{row['tokens_per_second']:,.0f}",
+                f"{row['of_peak']:.2f}",
+                f"{row['saved']:.1%}",
+                f"{row['saved_low']:.1%} to {row['saved_high']:.1%}",
+                f"{row['possible']:.1%}",
+            )
+    Console().print(table)

@@ -1,0 +1,39 @@
+import pytest
+
+from oelm import ModelConfig, method
+from oelm.bench import Ratio, compare, explain
+from oelm.roofline import step_parts
+
+TINY = ModelConfig.preset(
+    "nano", n_layers=2, d_model=32, n_heads=4, d_ff=64, seq_len=16, vocab_size=50
+)
+
+
+def test_a_ratio_and_its_interval_forget_a_busy_moment():
+    quiet = [1.0 + i / 1000 for i in range(20)]
+    busy = [*quiet[:-1], 50.0]
+    ratio = Ratio.of(busy, [1.0] * 20)
+    assert ratio.median == pytest.approx(1.0095)
+    # Of 20 fair coins, 5 or fewer heads fall with probability 0.021: the sixth from either end bounds it.
+    assert (ratio.low, ratio.high) == pytest.approx((1.005, 1.014))
+
+
+def test_methods_take_turns_and_are_held_against_the_first():
+    result = compare([method("baseline"), method("identity_q")], TINY, 2, 3, "cpu")
+    first, second = result["rows"]
+    assert (first["saved"], first["possible"]) == (0, 0)
+    q = step_parts(TINY, method("baseline"), 2)[0]
+    assert second["possible"] == pytest.approx(
+        q.total / sum(p.total for p in step_parts(TINY, method("baseline"), 2))
+    )
+    assert second["saved_low"] <= second["saved"] <= second["saved_high"]
+    assert second["tokens_per_second"] == pytest.approx(2 * 16 / second["seconds"])
+
+
+@pytest.mark.parametrize("spec", ["oelm_v2", "identity_lowrank"])
+def test_a_step_taken_apart_adds_up(spec):
+    rows = {row["part"]: row for row in explain(method(spec), TINY, 2, 2, "cpu")["rows"]}
+    whole = rows.pop("step")
+    assert [*rows] == ["q", "k", "v", "o", "attention", "up", "down", "head", "the rest"]
+    for key in ("gflops", "predicted", "measured"):
+        assert sum(row[key] for row in rows.values()) == pytest.approx(whole[key])
