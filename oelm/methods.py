@@ -141,6 +141,10 @@ class Method:
     shift: Shift = "none"
     """Which keys speak of the token before their own: none · half (those of every second head) ·
     learned (a trained share per channel, which starts as `half`)."""
+    small_lr: float = 1.0
+    """Learning-rate multiplier of the vectors that stand in for frozen matrices: gains, temperatures,
+    shifts, and the biases of q and k. AdamW moves each number by at most the learning rate per step,
+    which is much for a matrix entry of 0.02 and little for a gain of 1."""
     lr_by_layer: tuple[float, ...] = ()
     """Learning-rate multipliers, one per layer from the bottom; empty for none."""
 
@@ -148,6 +152,8 @@ class Method:
         for name in ("v", "o", "up", "down"):
             if getattr(self, name).init in PARAMETER_FREE:
                 raise UserError(f"{name}: init {getattr(self, name).init} is for q and k only")
+        if not self.small_lr > 0:
+            raise UserError(f"small_lr must be above 0, not {self.small_lr}")
         if any(not m >= 0 for m in self.lr_by_layer):
             raise UserError("lr_by_layer must hold numbers of 0 or more")
 
@@ -347,8 +353,10 @@ def freeze_qk(spec: str, frozen: bool) -> str:
     wanted = method(f"{spec},qk.trains={'never' if frozen else 'always'}")
     for known in METHODS.values():
         if all(known.treatment(p) == wanted.treatment(p) for p in PROJECTIONS) and (
-            (known.temperature, known.shift, known.lr_by_layer)
-            == (wanted.temperature, wanted.shift, wanted.lr_by_layer)
+            known.temperature == wanted.temperature
+            and known.shift == wanted.shift
+            and known.small_lr == wanted.small_lr
+            and known.lr_by_layer == wanted.lr_by_layer
         ):
             return known.name
     return wanted.name

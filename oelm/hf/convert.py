@@ -121,10 +121,10 @@ def _check(model: nn.Module, chosen: Method, sites: list[Site]) -> None:
             f"method {chosen.name}: the shift of keys is part of OELM's own attention; for a converted "
             "model write shift=none"
         )
-    if chosen.lr_by_layer:
+    if chosen.lr_by_layer or chosen.small_lr != 1:
         raise UserError(
-            f"method {chosen.name}: lr_by_layer is for OELM's own models; a converted model's rates are set "
-            "in its trainer's parameter groups"
+            f"method {chosen.name}: lr_by_layer and small_lr are for OELM's own models; a converted model's "
+            "rates are set in its trainer's parameter groups"
         )
     layers = layout.depth(sites)
     for site in sites:

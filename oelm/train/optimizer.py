@@ -58,9 +58,14 @@ def build_optimizer(
     )
 
 
+# Vectors that only a method adds, and the biases of q and k.
+SMALL = re.compile(r"\.(gain|input_gain|temperature|shift_share|[qk]\.bias)$")
+
+
 def _multiplier(name: str, method: Method) -> float:
     layer = re.search(r"\bblocks\.(\d+)\.", name)
-    return method.lr_by_layer[int(layer[1])] if layer and method.lr_by_layer else 1.0
+    by_layer = method.lr_by_layer[int(layer[1])] if layer and method.lr_by_layer else 1.0
+    return by_layer * (method.small_lr if SMALL.search(name) else 1.0)
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int) -> float:
