@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import altair as alt
-import numpy as np
 
 from oelm.analysis.words import Words
 
@@ -26,6 +25,10 @@ WIDTH = 620
 HALF = 260
 ROUGHLY = "datum.value == 0 ? '0' : format(datum.value, '~s')"
 """Labels such as 20k, and 0 rather than 0k."""
+PLAIN = ",~r"
+"""Labels such as 0.003, 50 and 2,000: never an exponent."""
+LETTER = 6.6
+"""Pixels that a letter of a label takes, about."""
 WIDE_ONLY = "wide-only"
 """Name of layers that a phone leaves out."""
 
@@ -54,9 +57,20 @@ class Palette:
 
 
 Row = dict[str, Any]
-LEGEND = alt.Legend(
-    title=None, orient="top", labelLimit=180, columns=0, symbolOpacity=1, symbolStrokeWidth=3
-)
+
+
+def legend(names: Sequence[str], *, points: bool) -> alt.Legend:
+    """A legend above the chart, in as many columns as the chart is wide for."""
+    widest = min(180.0, max(LETTER * len(name) for name in names)) + 32
+    return alt.Legend(
+        title=None,
+        orient="top",
+        labelLimit=180,
+        columns=max(1, int(WIDTH / widest)),
+        symbolType=alt.Undefined if points else "stroke",
+        symbolOpacity=1,
+        symbolStrokeWidth=3,
+    )
 
 
 @dataclass(frozen=True)
@@ -97,29 +111,31 @@ class Canvas:
         chart = self.rows(rows)
         return chart.transform_filter("indexof(hidden, datum.arm) < 0") if self.web else chart
 
-    def colour(self, arms: Sequence[str], *, legend: bool = True) -> alt.Color:
-        """Colour by arm; the web page has its own legend."""
-        shown = LEGEND
+    def colour(
+        self, arms: Sequence[str], *, legend: bool = True, points: bool = False
+    ) -> alt.Color:
+        """Colour by arm, of lines or `points`; the web page has its own legend."""
         return alt.Color(
             "arm:N",
             scale=alt.Scale(domain=list(arms), range=[self.palette.colour(a) for a in arms]),
-            legend=None if self.web or not legend else shown,
+            legend=self._legend(arms, legend, points),
         )
 
     def dash(self, arms: Sequence[str], *, legend: bool = True) -> alt.StrokeDash:
         """Dash by arm: what tells the second seven arms from the first."""
-        shown = LEGEND
         return alt.StrokeDash(
             "arm:N",
             scale=alt.Scale(domain=list(arms), range=[self.palette.dash(a) for a in arms]),
-            legend=None if self.web or not legend else shown,
+            legend=self._legend(arms, legend, points=False),
         )
 
     def shape(self, arms: Sequence[str], *, legend: bool = False) -> alt.Shape:
         """Shape by arm."""
-        shown = LEGEND
         scale = alt.Scale(domain=list(arms), range=[self.palette.shape(a) for a in arms])
-        return alt.Shape("arm:N", scale=scale, legend=None if self.web or not legend else shown)
+        return alt.Shape("arm:N", scale=scale, legend=self._legend(arms, legend, points=True))
+
+    def _legend(self, arms: Sequence[str], wanted: bool, points: bool) -> alt.Legend | None:
+        return legend(arms, points=points) if wanted and not self.web else None
 
     def finish(self, chart: Any, *, height: int, width: int = WIDTH) -> dict[str, Any]:
         """The chart as a Vega-Lite specification, with the page's parameters on the web."""
@@ -181,6 +197,7 @@ CONFIG: dict[str, Any] = {
         titlePadding=8,
         labelOverlap="greedy",
     ),
+    "header": alt.HeaderConfig(labelColor="#3C4149"),
     "legend": alt.LegendConfig(labelFontSize=12, labelColor="#3C4149", titleColor="#3C4149"),
     "text": alt.MarkConfig(color="#3C4149", fontSize=12),
 }
@@ -190,7 +207,7 @@ def step_axis(words: Words, last: float) -> Axis:
     """Steps from 0 to the last."""
     return Axis(
         words("axis_step"),
-        alt.Scale(domain=[0, last], nice=False),
+        alt.Scale(domain=[0, last * 1.015], nice=False),  # room for half a point at the end
         alt.Axis(labelExpr=ROUGHLY, tickCount=6, grid=False),
     )
 
@@ -198,18 +215,26 @@ def step_axis(words: Words, last: float) -> Axis:
 def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
     """Round numbers between two, evenly spread on a log scale."""
     choices: list[list[float]] = [[1], [1, 3], [1, 2, 5], [1, 1.5, 2, 3, 5, 7]]
-    choices.append(
-        [1 + i / 10 for i in range(10)] + [2 + i / 5 for i in range(5)] + [3, 3.5, 4, 5, 6, 7, 8]
-    )
+    choices.append([1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8])
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     best: list[float] = []
     for mantissas in choices:
-        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         ticks = sorted({float(f"{m * 10.0**d:.6g}") for d in decades for m in mantissas})
         ticks = [t for t in ticks if low <= t <= high]
         if len(ticks) > most:
             break
         best = ticks
-    return best if len(best) > 1 else [float(f"{v:.3g}") for v in np.geomspace(low, high, 4)]
+    return best if len(best) > 2 else _even_ticks(low, high)
+
+
+def _even_ticks(low: float, high: float) -> list[float]:
+    """Multiples of a round number: over a short stretch a log scale is nearly a linear one."""
+    power = 10.0 ** math.floor(math.log10(high - low))
+    for step in (2 * power, power, power / 2, power / 4):
+        first, last = math.ceil(low / step), math.floor(high / step)
+        if last - first >= 2:
+            break
+    return [float(f"{i * step:.6g}") for i in range(first, last + 1)]
 
 
 def log_axis(title: str, values: Iterable[float]) -> Axis:
@@ -221,24 +246,23 @@ def log_axis(title: str, values: Iterable[float]) -> Axis:
     return Axis(
         title,
         alt.Scale(type="log", domain=[low, high], nice=False),
-        alt.Axis(values=log_ticks(low, high), format="~r"),
+        alt.Axis(values=log_ticks(low, high), format=PLAIN),
     )
 
 
-def plain_axis(title: str, values: Iterable[float], form: str = "~r", *, ticks: int = 6) -> Axis:
+def plain_axis(title: str, values: Iterable[float], form: str = PLAIN, *, ticks: int = 6) -> Axis:
     """A linear axis over these values, with a little air."""
     domain = plain_range(values)
     look = alt.Axis(format=form, tickCount=ticks)
     return Axis(title, alt.Scale(domain=domain, nice=False), look)
 
 
-def gap_axis(title: str, values: Sequence[float]) -> Axis:
-    """A linear axis of gaps in per cent, with 0 on it."""
+def gap_axis(title: str, values: Sequence[float], *, points: bool) -> Axis:
+    """A linear axis of gaps, in per cent or in percentage points, with 0 on it."""
     low, high = plain_range([*values, 0.0])
-    form = "+.1%" if high - low < 0.05 else "+.0%"
-    look = alt.Axis(
-        tickCount=6, labelExpr=f"datum.value == 0 ? '0' : format(datum.value, '{form}')"
-    )
+    digits = 0 if high - low >= 0.05 else 1 if high - low >= 0.005 else 2
+    said = f"format(100 * datum.value, '+.{digits}f')" + ("" if points else " + '%'")
+    look = alt.Axis(tickCount=6, labelExpr=f"datum.value == 0 ? '0' : {said}")
     return Axis(title, alt.Scale(domain=[low, high], nice=False), look)
 
 

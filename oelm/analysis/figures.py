@@ -14,6 +14,7 @@ from oelm.analysis.charts import (
     GREY,
     HALF,
     MARGIN,
+    PLAIN,
     ROUGHLY,
     TRAINED,
     WIDTH,
@@ -31,6 +32,10 @@ from oelm.analysis.series import Series, arm_series, gap_series
 from oelm.analysis.study import Study
 
 Spec = dict[str, Any] | None
+SHARES = ("induction_accuracy",)
+"""Probes that are shown in per cent."""
+STEEP = 3
+"""Perplexities over a grid that differ by more than this are drawn on a log axis."""
 
 
 def curves(
@@ -47,8 +52,7 @@ def curves(
     share = column in ("accuracy", "macro_f1")
     every = np.concatenate([np.concatenate([s.low, s.high]) for s in series.values()])
     title = canvas.words(f"axis_{column}")
-    form = "%" if share else "~e" if column == "lr" else "~r"
-    y = log_axis(title, every) if log else plain_axis(title, every, form)
+    y = log_axis(title, every) if log else plain_axis(title, every, "%" if share else PLAIN)
     say = _percent if share else numbers.number
     drawn = alt.layer(*_lines(canvas, series, y, say, legend=not half))
     return canvas.finish(drawn, height=220 if half else 300, width=HALF if half else WIDTH)
@@ -71,7 +75,7 @@ def gap_curves(canvas: Canvas, study: Study) -> Spec:
     ends = [v for s in series.values() for v in (s.low[-1], s.high[-1])]
     key = "axis_gap_share" if log else "axis_gap_points"
     title = canvas.words(key, reference=study.reference.name)
-    y = gap_axis(title, [*np.concatenate(later), *ends])
+    y = gap_axis(title, [*np.concatenate(later), *ends], points=not log)
     low, high = plain_range([*np.concatenate(later), *ends, 0.0])
     layers = [canvas.rows([{"at": 0}]).mark_rule(color=GREY).encode(y=y.y("at"))]
     if margins := [{"at": m} for m in margins_of(study) if low < m < high]:
@@ -91,9 +95,66 @@ def probe(canvas: Canvas, study: Study, name: str) -> Spec:
     if not found:
         return None
     every = np.concatenate([np.concatenate([s.low, s.high]) for s in found.values()])
-    y = plain_axis(name if len(name) < 40 else name[:38] + "…", every, ticks=5)
-    lines = _lines(canvas, found, y, numbers.number, legend=False)
+    share = name in SHARES
+    y = plain_axis(_probe_title(canvas, name), every, "%" if share else PLAIN, ticks=5)
+    lines = _lines(canvas, found, y, _percent if share else numbers.number, legend=False)
     return canvas.finish(alt.layer(*lines), height=220, width=HALF)
+
+
+def by_layer(canvas: Canvas, study: Study, name: str, layers: Sequence[int]) -> Spec:
+    """A diagnostic of every layer (`name_0`, `name_1`…) after the last step, one line an arm."""
+    rows: list[Row] = []
+    for arm in study.arms.values():
+        for layer in layers:
+            values = np.array(list(arm.values(f"probe:{name}_{layer}", study.seeds).values()))
+            if len(values):
+                row = {"arm": arm.name, "at": layer, "mean": float(values.mean()), "size": 60}
+                rows.append(row | {"low": float(values.min()), "high": float(values.max())})
+    if not rows:
+        return None
+    some = [i for i in layers if i % math.ceil(len(layers) / 12) == 0]
+    look = alt.Axis(values=some, format="d", grid=False)
+    scale = alt.Scale(domain=[min(layers) - 0.2, max(layers) + 0.2], nice=False)
+    x = Axis(canvas.words("axis_layer"), scale, look)
+    y = plain_axis(_probe_title(canvas, name), _ends(rows), ticks=5)
+    drawn = _joined(canvas, rows, x, y, legend=False)
+    return canvas.finish(alt.layer(*drawn), height=220, width=HALF)
+
+
+def _probe_title(canvas: Canvas, name: str) -> str:
+    title = canvas.words.either(f"axis_{name}", name)
+    return title if len(title) < 46 else title[:44] + "…"
+
+
+def _ends(rows: Sequence[Row]) -> list[float]:
+    return [float(row[end]) for row in rows for end in ("low", "high")]
+
+
+def _joined(
+    canvas: Canvas, rows: Sequence[Row], x: Axis, y: Axis, *, legend: bool = True
+) -> list[alt.Chart]:
+    """Means of arms at a few places, joined by lines, with the range their seeds span."""
+    arms, base = _arms(rows), canvas.data(rows)
+    colour = canvas.colour(arms, legend=legend)
+    share = y.look.to_dict().get("format") == "%"
+    tips = [
+        alt.Tooltip("arm:N", title=canvas.words("col_arm")),
+        alt.Tooltip("at:Q", title=x.title, format=PLAIN),
+        alt.Tooltip("mean:Q", title=y.title, format=".2%" if share else ",.4~r"),
+    ]
+    bar = base.mark_rule(aria=False).encode(x=x.x("at"), y=y.y("low"), y2="high:Q", color=colour)
+    line = base.mark_line(strokeWidth=2).encode(
+        x=x.x("at"), y=y.y("mean"), color=colour, strokeDash=canvas.dash(arms, legend=legend)
+    )
+    dot = base.mark_point(filled=True, opacity=1).encode(
+        x=x.x("at"),
+        y=y.y("mean"),
+        size=alt.Size("size:Q", scale=None, legend=None),
+        color=colour,
+        shape=canvas.shape(arms),
+        tooltip=tips,
+    )
+    return [bar, line, dot]
 
 
 def _lines(
@@ -148,7 +209,7 @@ def scatter(canvas: Canvas, study: Study) -> Spec:
     arms = _arms(rows)
     title = canvas.words(f"axis_{study.primary}")
     x = plain_axis(canvas.words("axis_trainable"), (r["trained"] for r in rows), ".4~s", ticks=5)
-    y = plain_axis(title, (r["mean"] for r in rows), "%" if metric(study.primary).share else "~r")
+    y = plain_axis(title, (r["mean"] for r in rows), "%" if metric(study.primary).share else PLAIN)
     tips = [
         alt.Tooltip("arm:N", title=canvas.words("col_arm")),
         alt.Tooltip("seed:Q", title=canvas.words("col_seed")),
@@ -159,7 +220,7 @@ def scatter(canvas: Canvas, study: Study) -> Spec:
     drawn = points.encode(
         x=x.x("trained"),
         y=y.y("mean"),
-        color=canvas.colour(arms),
+        color=canvas.colour(arms, points=True),
         shape=canvas.shape(arms, legend=True),
         tooltip=tips,
     )
@@ -224,33 +285,24 @@ def tuning(canvas: Canvas, study: Study) -> Spec:
             if len(values):
                 mean = float(np.exp(np.log(values).mean()) if log else values.mean())
                 row = {"arm": arm.name, "key": key, "at": at, "mean": mean}
+                row["size"] = 150 if point == arm.chosen else 40
                 rows.append(row | {"low": float(values.min()), "high": float(values.max())})
     places = sorted({float(r["at"]) for r in rows})
     if len(places) < 2 or len({r["key"] for r in rows}) > 1:
         return None
     wide = places[0] > 0 and places[-1] / places[0] > 4
-    key, arms = str(rows[0]["key"]), _arms(rows)
+    key = str(rows[0]["key"])
     x = Axis(
-        key,
+        canvas.words.either(f"axis_{key}", key),
         alt.Scale(type="log" if wide else "linear", nice=False, padding=14),
-        alt.Axis(values=places, format="~r", grid=False),
+        alt.Axis(values=places, format=PLAIN, grid=False),
     )
-    title = canvas.words(f"axis_{study.primary}")
-    form = "%" if metric(study.primary).share else "~r"
-    y = plain_axis(title, [v for r in rows for v in (r["low"], r["high"])], form)
-    colour, base = canvas.colour(arms), canvas.data(rows)
-    tips = [
-        alt.Tooltip("arm:N", title=canvas.words("col_arm")),
-        alt.Tooltip("at:Q", title=key, format="~r"),
-        alt.Tooltip("mean:Q", title=title, format=".4~r"),
-    ]
-    bar = base.mark_rule(aria=False).encode(x=x.x("at"), y=y.y("low"), y2="high:Q", color=colour)
-    line = base.mark_line(strokeWidth=2).encode(
-        x=x.x("at"), y=y.y("mean"), color=colour, strokeDash=canvas.dash(arms)
-    )
-    dot = base.mark_point(filled=True, size=60, opacity=1)
-    drawn = dot.encode(x=x.x("at"), y=y.y("mean"), color=colour, tooltip=tips)
-    return canvas.finish(alt.layer(bar, line, drawn), height=260)
+    title, ends = canvas.words(f"axis_{study.primary}"), _ends(rows)
+    if log and max(ends) > STEEP * min(ends):  # a rate too high must not flatten the others
+        y = log_axis(title, ends)
+    else:
+        y = plain_axis(title, ends, PLAIN if log else "%")
+    return canvas.finish(alt.layer(*_joined(canvas, rows, x, y)), height=280)
 
 
 def margins_of(study: Study) -> list[float]:

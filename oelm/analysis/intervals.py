@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import altair as alt
 
@@ -23,7 +24,7 @@ from oelm.analysis.figures import Spec, margins_of
 from oelm.analysis.metrics import metric
 from oelm.analysis.statistics import Estimate, estimate
 from oelm.analysis.study import Arm, Study
-from oelm.analysis.verdicts import gap
+from oelm.analysis.verdicts import Twice, gap
 
 
 def forest(canvas: Canvas, study: Study) -> Spec:
@@ -37,7 +38,7 @@ def forest(canvas: Canvas, study: Study) -> Spec:
     key = "axis_gap_share" if log else "axis_gap_points"
     title = canvas.words(key, reference=study.reference.name)
     rows.sort(key=lambda row: float(row["mean"]))
-    return _chart(canvas, rows, title, margins_of(study)) if rows else None
+    return _chart(canvas, rows, title, margins_of(study), points=not log) if rows else None
 
 
 def decomposition(canvas: Canvas, study: Study, chain: Sequence[Arm]) -> Spec:
@@ -51,7 +52,7 @@ def decomposition(canvas: Canvas, study: Study, chain: Sequence[Arm]) -> Spec:
     if total is not None:
         rows.append(_row("", canvas.words("total"), total, log=log))
     title = canvas.words("axis_effect_share" if log else "axis_effect_points")
-    return _chart(canvas, rows, title, []) if rows else None
+    return _chart(canvas, rows, title, [], points=not log) if rows else None
 
 
 def overview(canvas: Canvas, studies: Sequence[Study]) -> Spec:
@@ -63,7 +64,7 @@ def overview(canvas: Canvas, studies: Sequence[Study]) -> Spec:
             if seen is not None:
                 rows.append(_row(arm.name, f"{study.name} · {arm.label}", seen, log=log))
     title = canvas.words("axis_gap_own" if log else "axis_gap_own_points")
-    return _chart(canvas, rows, title, []) if rows else None
+    return _chart(canvas, rows, title, [], points=not log) if rows else None
 
 
 def _row(arm: str, label: str, seen: Estimate, *, log: bool) -> Row:
@@ -77,10 +78,12 @@ def _row(arm: str, label: str, seen: Estimate, *, log: bool) -> Row:
     return row
 
 
-def _chart(canvas: Canvas, rows: list[Row], title: str, margins: list[float]) -> Spec:
+def _chart(
+    canvas: Canvas, rows: list[Row], title: str, margins: list[float], *, points: bool
+) -> Spec:
     """Rows of point, 90 % interval (thick) and 95 % interval (thin), in the order given."""
     every = [float(r[k]) for r in rows for k in ("mean", "low95", "high95") if k in r]
-    x = gap_axis(title, [*every, *margins])
+    x = gap_axis(title, [*every, *margins], points=points)
     look = alt.Axis(grid=False, labelLimit=230, ticks=False)
     y = alt.Y("label:N", sort=[str(r["label"]) for r in rows], title=None, axis=look)
     arms = list(dict.fromkeys(str(r["arm"]) for r in rows))
@@ -90,10 +93,7 @@ def _chart(canvas: Canvas, rows: list[Row], title: str, margins: list[float]) ->
         dashed = canvas.rows({"at": m} for m in margins)
         mark = dashed.mark_rule(color=MARGIN, strokeDash=[5, 4], strokeWidth=1.5)
         layers.append(mark.encode(x=x.x("at")))
-    if known := [r for r in rows if "low95" in r]:
-        for name, width in (("95", 1.5), ("90", 4.5)):
-            bar = canvas.data(known).mark_rule(strokeWidth=width, aria=False)
-            layers.append(bar.encode(x=x.x("low" + name), x2=f"high{name}:Q", y=y, color=colour))
+    layers += _bars(canvas, rows, x, y=y, color=colour)
     tips = [
         alt.Tooltip("label:N", title=canvas.words("col_arm")),
         alt.Tooltip("said:N", title=title),
@@ -105,14 +105,61 @@ def _chart(canvas: Canvas, rows: list[Row], title: str, margins: list[float]) ->
     said = canvas.data(rows).mark_text(align="left", dx=12, fontSize=11)
     beside = said.encode(x=alt.value(alt.expr("width")), y=y, text="said:N")
     layers.append(beside.properties(name=WIDE_ONLY))
-    spec = canvas.finish(alt.layer(*layers), height=26 * len(rows) + 16, width=WIDTH - 260)
-    # The page leaves as much space on the right as that column takes.
-    return {**spec, "usermeta": {"right": 24 + 6.4 * max(len(str(r["said"])) for r in rows)}}
+    return canvas.finish(alt.layer(*layers), height=26 * len(rows) + 16, width=WIDTH - 260)
 
 
-def dots(canvas: Canvas, study: Study, name: str, title: str, form: str = "~r") -> Spec:
-    """A metric of every run, with each arm's mean and 95 % interval."""
-    scale = 2.0**20 if metric(name).unit == "bytes" else 1.0
+def _bars(canvas: Canvas, rows: list[Row], x: Axis, **encoding: Any) -> list[alt.Chart]:
+    """The 95 % interval (thin) and the 90 % interval (thick) of the rows that have them."""
+    known, bars = [r for r in rows if "low95" in r], []
+    for name, width in (("95", 1.5), ("90", 4.5)) if known else ():
+        bar = canvas.data(known).mark_rule(strokeWidth=width, aria=False)
+        bars.append(bar.encode(x=x.x("low" + name), x2=f"high{name}:Q", **encoding))
+    return bars
+
+
+def confirmation(canvas: Canvas, study: Study, twice: Sequence[Twice]) -> Spec:
+    """Each comparison on val and, below it, on test."""
+    log, splits = metric(study.primary).ratio, ["val", "test"]
+    rows = []
+    for one in twice:
+        label = f"{one.arm.name}\n{canvas.words('versus', vs=one.other.name)}"
+        for split, seen in zip(splits, (one.val, one.test), strict=True):
+            rows.append(_row(one.arm.name, label, seen, log=log) | {"split": split})
+    if not rows:
+        return None
+    title = canvas.words("axis_effect_share" if log else "axis_effect_points")
+    every = [float(r[k]) for r in rows for k in ("mean", "low95", "high95") if k in r]
+    x = gap_axis(title, every, points=not log)
+    look = alt.Axis(grid=False, labelLimit=230, ticks=False, labelExpr="split(datum.label, '\\n')")
+    y = alt.Y("label:N", sort=list(dict.fromkeys(r["label"] for r in rows)), title=None, axis=look)
+    offset = alt.YOffset("split:N", sort=splits, scale=alt.Scale(paddingOuter=0.5))
+    colour = canvas.colour(list(dict.fromkeys(r["arm"] for r in rows)), legend=False)
+    place = {"y": y, "yOffset": offset, "color": colour}
+    tips = [
+        alt.Tooltip("arm:N", title=canvas.words("col_arm")),
+        alt.Tooltip("split:N", title=canvas.words("col_split")),
+        alt.Tooltip("said:N", title=title),
+    ]
+    shape = alt.Shape(
+        "split:N",
+        scale=alt.Scale(domain=splits, range=["circle", "diamond"]),
+        legend=alt.Legend(title=None, orient="top", symbolFillColor=GREY, symbolStrokeColor=GREY),
+    )
+    point = canvas.data(rows).mark_point(size=95, filled=True, opacity=1)
+    layers = [
+        canvas.rows([{"at": 0}]).mark_rule(color=GREY).encode(x=x.x("at")),
+        *_bars(canvas, rows, x, **place),
+        point.encode(x=x.x("mean"), shape=shape, tooltip=tips, **place),
+    ]
+    return canvas.finish(alt.layer(*layers), height=44 * len(twice) + 16, width=WIDTH - 200)
+
+
+def dots(canvas: Canvas, study: Study, name: str, title: str) -> Spec:
+    """A metric of every run, with each arm's mean and 95 % interval; `title` is the axis's key."""
+    every = [v for arm in study.arms.values() for v in arm.values(name, study.seeds).values()]
+    if not every:
+        return None
+    scale, unit = numbers.axis_unit(metric(name).unit, max(every))
     runs: list[Row] = []
     means: list[Row] = []
     for arm in study.arms.values():
@@ -128,15 +175,14 @@ def dots(canvas: Canvas, study: Study, name: str, title: str, form: str = "~r") 
         if interval := seen.interval():
             row |= {"low": back(interval[0]), "high": back(interval[1])}
         means.append(row)
-    if not runs:
-        return None
     # With two or three seeds the interval can dwarf the points: it may run out of the frame.
     seen_values = [float(r["mean"]) for r in runs]
     wide = (max(seen_values) - min(seen_values)) or max(seen_values) * 0.05
     ends = [float(r[k]) for r in means for k in ("low", "high") if k in r]
     near = [v for v in ends if min(seen_values) - wide < v < max(seen_values) + wide]
-    x = plain_axis(title, [*seen_values, *near], form, ticks=4)
-    return _dots(canvas, runs, means, x, title)
+    said = canvas.words(title, unit=unit)
+    x = plain_axis(said, [*seen_values, *near], ticks=4)
+    return _dots(canvas, runs, means, x, said)
 
 
 def _dots(canvas: Canvas, runs: list[Row], means: list[Row], x: Axis, title: str) -> Spec:

@@ -73,10 +73,12 @@ def _claims(block: Block) -> str:
     rows = []
     for c in block["items"]:
         study = f"{plain(c['study'])}: " if c["study"] else ""
-        statement = f"<br><sub>{plain(c['statement'])}</sub>" if c["statement"] else ""
+        mark = f" **[{plain(c['mark'])}]**" if c["mark"] else ""
+        lines = [c["statement"], c["twin"]]
+        small = "".join(f"<br><sub>{plain(line)}</sub>" for line in lines if line)
         verdict = f"{BADGE[c['verdict']]} **{plain(c['label'])}**"
         numbers = [plain(c[key]) for key in ("estimate", "interval", "p", "seeds", "why")]
-        rows.append([verdict, study + plain(c["text"]) + statement, *numbers])
+        rows.append([verdict, study + plain(c["text"]) + mark + small, *numbers])
     keys = ("verdict", "claim", "estimate", "interval", "p", "seeds", "why")
     align = ["left", "left", "right", "right", "right", "right", "left"]
     return _table([plain(heads[key]) for key in keys], align, rows)

@@ -73,3 +73,9 @@ def metric(name: str) -> Metric:
     if name not in METRICS:
         raise unknown("metric", name, [*METRICS, "time_to_ppl:30", "probe:NAME"])
     return METRICS[name]
+
+
+def other_split(name: str) -> str | None:
+    """The metric on `test` that one on `val` has, and the other way round; None if there is none."""
+    twin = name.removeprefix("test_") if name.startswith("test_") else f"test_{name}"
+    return twin if twin in METRICS else None

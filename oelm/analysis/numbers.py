@@ -2,7 +2,7 @@
 
 import math
 
-from oelm.analysis.metrics import Metric
+from oelm.analysis.metrics import Metric, Unit
 
 MINUS = "−"
 
@@ -63,6 +63,16 @@ def size(value: float | None) -> str:
         return "–"
     power = min(4, int(math.log2(abs(value)) // 10)) if abs(value) >= 1 else 0
     return f"{number(value / 1024**power, 3)}\u202f{('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def axis_unit(unit: Unit, most: float) -> tuple[float, str]:
+    """What to divide values by on an axis that reaches `most`, and what they are then counted in."""
+    if unit == "s":
+        steps = ((0.1, 1e-3, "ms"), (600, 1.0, "s"), (7200, 60.0, "min"))
+        return next(((by, name) for below, by, name in steps if most < below), (3600.0, "h"))
+    if unit == "bytes":
+        return (2.0**20, "MiB") if most < 10 * 2**30 else (2.0**30, "GiB")
+    return 1.0, ""
 
 
 def p_value(p: float) -> str:

@@ -56,6 +56,8 @@ class Run:
     probes: dict[str, Curve] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     confusion: list[list[int]] | None = None
+    classes: list[str] = field(default_factory=list)
+    """The names of the classes, in the order of the confusion matrix."""
     audit: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     samples: list[dict[str, str]] = field(default_factory=list)
@@ -110,6 +112,8 @@ def read_run(folder: Path, *, arm: str = "", point: str = "", seed: int | None =
     resolved = _mapping(config.pop("resolved", None))
     run.config, run.method, run.model = config, _mapping(resolved.get("method")), {}
     run.model = _mapping(resolved.get("model"))
+    classes = _mapping(resolved.get("dataset")).get("classes")
+    run.classes = [str(name) for name in classes] if isinstance(classes, list) else []
     if seed is None:
         run.seed = _integer(config.get("seed"))
     if not arm:
@@ -245,6 +249,8 @@ def _read_metrics(run: Run) -> None:
         if full and split == "val":
             confusion = full[-1].get("confusion")
             run.confusion = confusion if isinstance(confusion, list) else None
+            # The scores' names say what a label means; the configuration's are the labels.
+            run.classes = list(_mapping(full[-1].get("classes"))) or run.classes
     for name in ("train", "val"):
         losses = getattr(run, name).get("loss", np.array([]))
         if bad := int(np.sum(~np.isfinite(losses))):

@@ -1,17 +1,18 @@
 """The sections on one study, and the charts in them."""
 
 import math
+import re
 from collections.abc import Sequence
 from functools import partial
 
-from oelm.analysis import figures, intervals, tables
+from oelm.analysis import classes, figures, intervals, tables
 from oelm.analysis.blocks import Block, Document, bullets, code, paragraph, section, subtitle
 from oelm.analysis.conclusions import conclusion, limitations
 from oelm.analysis.metrics import metric
 from oelm.analysis.numbers import number
 from oelm.analysis.sentences import metric_name
 from oelm.analysis.study import Study, chain
-from oelm.analysis.verdicts import Verdict
+from oelm.analysis.verdicts import Verdict, confirmations
 from oelm.analysis.words import Words
 
 MOST_PROBES = 12
@@ -41,12 +42,13 @@ def study_sections(
             tables.quality(words, study),
             paragraph(words("results_note"), style="note"),
         ),
+        part("confirmation", *_confirmation(doc, study, prefix)),
         part("curves", *_curves(doc, study, prefix)),
         part("parts", _parts(doc, study, prefix)),
         part("tuning", *_tuning(doc, study, prefix)),
         part("cost", *_cost(doc, study, prefix)),
         part("probes", *_probes(doc, study, prefix)),
-        part("classes", *_noted(tables.classes(words, study), words("classes_note"))),
+        part("classes", *_classes(doc, study, prefix)),
         part("samples", *_samples(words, study)),
         part("conclusion", *conclusion(words, study)),
         part("confounds", *_confounds(words, study)),
@@ -113,7 +115,8 @@ def _parts(doc: Document, study: Study, prefix: str) -> Block | None:
 
 def _tuning(doc: Document, study: Study, prefix: str) -> list[Block | None]:
     words = doc.words
-    title = words("fig_tuning", metric=metric_name(words, study.primary))
+    name = metric_name(words, study.primary)
+    title = words("fig_tuning", metric=name[:1].upper() + name[1:])
     build = partial(figures.tuning, study=study)
     return [
         doc.figure(prefix + "tuning", title, words("fig_tuning_note"), build),
@@ -129,9 +132,9 @@ def _cost(doc: Document, study: Study, prefix: str) -> list[Block | None]:
     name = metric_name(words, study.primary)
     title = words("fig_scatter", metric=name[:1].upper() + name[1:])
     dots, note = partial(intervals.dots, study=study), words("fig_dots_note")
-    step = partial(dots, name="step_time", title=words("axis_step_time"))
-    memory = partial(dots, name="peak_memory", title=words("axis_memory"), form=",d")
-    tokens = partial(dots, name="tokens_per_second", title=words("axis_tokens"), form="~s")
+    step = partial(dots, name="step_time", title="axis_step_time")
+    memory = partial(dots, name="peak_memory", title="axis_memory")
+    tokens = partial(dots, name="tokens_per_second", title="axis_tokens")
     blocks = [
         table,
         paragraph(words("cost_note"), style="note"),
@@ -140,7 +143,7 @@ def _cost(doc: Document, study: Study, prefix: str) -> list[Block | None]:
     ]
     target = _target(study)
     if target:
-        reach = partial(dots, name=f"time_to_ppl:{target}", title=words("axis_target"))
+        reach = partial(dots, name=f"time_to_ppl:{target}", title="axis_target")
         said = words("fig_target", target=number(target, 3))
         blocks.append(
             doc.figure(prefix + "target", said, words("fig_target_note"), reach, half=True)
@@ -165,19 +168,56 @@ def _target(study: Study) -> float | None:
 
 
 def _probes(doc: Document, study: Study, prefix: str) -> list[Block | None]:
+    """What is one number against the step; what every layer has, by layer after the last step."""
+    words = doc.words
     names = list(dict.fromkeys(name for run in study.runs for name in run.probes))
+    layers: dict[str, list[int]] = {}
+    for name in names:
+        if found := re.fullmatch(r"(.+)_(\d+)", name):
+            layers.setdefault(found[1], []).append(int(found[2]))
+    single = [n for n in names if not re.fullmatch(r".+_\d+", n)]
     blocks: list[Block | None] = []
-    for i, name in enumerate(names[:MOST_PROBES]):
-        title, build = (
-            doc.words("fig_probe", name=name),
-            partial(figures.probe, study=study, name=name),
-        )
-        blocks.append(
-            doc.figure(f"{prefix}probe{i}", title, doc.words("fig_probe_note"), build, half=True)
-        )
-    if len(names) > MOST_PROBES:
-        blocks.append(paragraph(doc.words("more_runs", n=len(names) - MOST_PROBES), style="note"))
-    return blocks
+    about = [kind for kind in ("induction", "attention") if any(n.startswith(kind) for n in names)]
+    notes = [paragraph(words(f"probes_{kind}"), style="note") for kind in about]
+    for i, name in enumerate(single[:MOST_PROBES]):
+        title, note = _probe_words(words, name), words("fig_probe_note")
+        build = partial(figures.probe, study=study, name=name)
+        blocks.append(doc.figure(f"{prefix}probe{i}", title, note, build, half=True))
+    for i, (name, numbers) in enumerate(list(layers.items())[:MOST_PROBES]):
+        title, note = _probe_words(words, name), words("fig_layer_note")
+        build = partial(figures.by_layer, study=study, name=name, layers=sorted(numbers))
+        blocks.append(doc.figure(f"{prefix}layer{i}", title, note, build, half=True))
+    if (more := len(single) + len(layers) - len(blocks)) > 0:
+        blocks.append(paragraph(words("more_runs", n=more), style="note"))
+    return [*notes, *blocks]
+
+
+def _probe_words(words: Words, name: str) -> str:
+    return words.either(f"fig_{name}", words("fig_probe", name=name))
+
+
+def _confirmation(doc: Document, study: Study, prefix: str) -> list[Block | None]:
+    twice = confirmations(study)
+    if not twice:
+        return []
+    words = doc.words
+    build = partial(intervals.confirmation, study=study, twice=twice)
+    note = words(_by_seeds(study, "fig_confirmation"))
+    return [
+        paragraph(words("confirmation_note")),
+        tables.confirmation(words, study, twice),
+        doc.figure(prefix + "confirmation", words("fig_confirmation"), note, build),
+    ]
+
+
+def _classes(doc: Document, study: Study, prefix: str) -> list[Block | None]:
+    words = doc.words
+    scores = classes.scores(words, study)
+    build = partial(classes.confusion, study=study)
+    matrix = doc.figure(
+        prefix + "confusion", words("fig_confusion"), words("fig_confusion_note"), build
+    )
+    return [*_noted(scores, words("classes_note")), matrix]
 
 
 def _samples(words: Words, study: Study) -> list[Block | None]:

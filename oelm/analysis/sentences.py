@@ -56,7 +56,7 @@ def estimate_of(verdict: Verdict) -> tuple[str, str]:
     else:
         back = math.exp if verdict.log else float
         said = [numbers.shown(measure, None if v is None else back(v)) for v in _three(seen)]
-    exact = measure.exact and (not seen.decidable or seen.se == 0)
+    exact = measure.exact and said[1] == said[2]
     return said[0], "–" if exact or said[1] == "–" else f"{said[1]} … {said[2]}"
 
 

@@ -7,10 +7,10 @@ import numpy as np
 
 from oelm.analysis import numbers
 from oelm.analysis.blocks import Block, cell, table
-from oelm.analysis.metrics import metric
+from oelm.analysis.metrics import metric, other_split
 from oelm.analysis.sentences import estimate_of, metric_name, statement, why
 from oelm.analysis.study import Arm, Study
-from oelm.analysis.verdicts import Verdict, gap
+from oelm.analysis.verdicts import Twice, Verdict, gap
 from oelm.analysis.words import Words
 
 HIDDEN_FIELDS = ("schema", "out_dir", "seed", "resume")
@@ -35,11 +35,42 @@ def claims(words: Words, verdicts: Sequence[tuple[str, Verdict]]) -> Block | Non
                 "p": numbers.p_value(verdict.p_holm),
                 "seeds": str(verdict.result.n) if verdict.result else "0",
                 "why": why(words, verdict),
+                "mark": words("on_test") if verdict.claim.metric.startswith("test_") else "",
+                "twin": _twin(words, verdict),
             }
         )
     keys = ("verdict", "claim", "estimate", "interval", "p", "seeds", "why")
     heads = {key: words(f"col_{key}") for key in keys}
     return {"kind": "claims", "heads": heads, "items": items} if items else None
+
+
+def _twin(words: Words, verdict: Verdict) -> str:
+    """The same comparison on the other split; empty if the runs did not record it."""
+    if verdict.twin is None:
+        return ""
+    value, interval = estimate_of(verdict.twin)
+    key = "twin_test" if verdict.twin.claim.metric.startswith("test_") else "twin_val"
+    return words(key, value=value if interval == "–" else f"{value} ({interval})")
+
+
+def confirmation(words: Words, study: Study, twice: Sequence[Twice]) -> Block | None:
+    """Each comparison's gap on val and on test, with its interval."""
+    measure, rows = metric(study.primary), []
+    for one in twice:
+        row: list[Any] = [
+            cell(f"{one.arm.name} {words('versus', vs=one.other.name)}", arm=one.arm.name)
+        ]
+        for seen in (one.val, one.test):
+            ends = [
+                numbers.difference(measure, v, log=measure.ratio) for v in seen.interval() or ()
+            ]
+            said = numbers.difference(measure, seen.mean, log=measure.ratio)
+            row += [cell(said, strong=True), " … ".join(ends) or "–"]
+        rows.append([*row, str(one.test.n)])
+    name, twin = study.primary, other_split(study.primary)
+    heads = [words("col_comparison"), words(f"col_{name}_gap"), words("col_interval")]
+    heads += [words(f"col_{twin}_gap"), words("col_interval"), words("col_seeds")]
+    return table(heads, rows)
 
 
 def quality(words: Words, study: Study) -> Block | None:
@@ -173,27 +204,6 @@ def audit_problems(study: Study) -> list[str]:
         if run.audit.get("verdict") == "fail":
             found += [f"{run.where}: {problem}" for problem in run.audit.get("problems", [])]
     return found
-
-
-def classes(words: Words, study: Study) -> Block | None:
-    """Precision, recall and F1 of each class, from the confusion matrices summed over seeds."""
-    rows = []
-    for arm in study.arms.values():
-        matrices = [np.array(r.confusion) for r in arm.runs if r.finished and r.confusion]
-        shapes = {m.shape for m in matrices}
-        if len(shapes) != 1 or len(next(iter(shapes))) != 2:
-            continue
-        total = np.sum(matrices, axis=0).astype(float)
-        for i in range(len(total)):
-            with np.errstate(invalid="ignore", divide="ignore"):
-                recall, precision = total[i, i] / total[i].sum(), total[i, i] / total[:, i].sum()
-                f1 = 2 * precision * recall / (precision + recall)
-            shares = [numbers.percent(float(v), signed=False) for v in (precision, recall, f1)]
-            rows.append(
-                [cell(arm.label, arm=arm.name), str(i), *shares, numbers.count(total[i].sum())]
-            )
-    heads = [words(f"col_{k}") for k in ("arm", "class", "precision", "recall")]
-    return table([*heads, "F1", words("col_support")], rows, left=2)
 
 
 def grid(words: Words, study: Study) -> Block | None:

@@ -6,11 +6,11 @@ verdict comes up at most once in twenty; Holm keeps that true over all claims of
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from oelm.analysis.claims import Claim
-from oelm.analysis.metrics import metric
+from oelm.analysis.metrics import metric, other_split
 from oelm.analysis.statistics import ALPHA, Estimate, compare, estimate, holm, seeds_needed
 from oelm.analysis.study import Arm, Study
 from oelm.analysis.words import Text, text
@@ -39,6 +39,8 @@ class Verdict:
     """Planned seeds that have not come in."""
     family: int = 1
     """How many claims are tested together."""
+    twin: "Verdict | None" = None
+    """The estimate on the other split, if the runs recorded it: shown beside, but not tested."""
 
     @property
     def seeds(self) -> int | None:
@@ -53,6 +55,10 @@ class Verdict:
 def judge(study: Study) -> list[Verdict]:
     """A verdict for each claim, in the study's order."""
     verdicts = [_estimate(study, claim) for claim in study.claims]
+    for verdict in verdicts:
+        if name := other_split(verdict.claim.metric):
+            twin = _estimate(study, replace(verdict.claim, metric=name))
+            verdict.twin = twin if twin.result else None
     # The family is every claim that is tested, now or when its runs have come in, so that a verdict
     # does not change with the order in which they do.
     tested = [v for v in verdicts if not (v.claim.measured.exact and v.state != "undecided")]
@@ -144,7 +150,34 @@ def _p(verdict: Verdict, seen: Estimate) -> float:
     return seen.p_within(low, high) if verdict.leans == "supported" else seen.p_outside(low, high)
 
 
-def gap(study: Study, arm: Arm, other: Arm | None = None) -> Estimate | None:
-    """An arm's gap to the reference arm, or to `other`, in the study's primary metric."""
-    sides = [a.values(study.primary, study.seeds) for a in (arm, other or study.reference)]
-    return compare(*sides, log=metric(study.primary).ratio) if all(sides) else None
+def gap(
+    study: Study, arm: Arm, other: Arm | None = None, name: str | None = None
+) -> Estimate | None:
+    """An arm's gap to the reference arm, or to `other`, in the study's primary metric or another."""
+    name = name or study.primary
+    sides = [a.values(name, study.seeds) for a in (arm, other or study.reference)]
+    return compare(*sides, log=metric(name).ratio) if all(sides) else None
+
+
+@dataclass(frozen=True)
+class Twice:
+    """A comparison of two arms on the split where choices are made, and on the one kept for the end."""
+
+    arm: Arm
+    other: Arm
+    val: Estimate
+    test: Estimate
+
+
+def confirmations(study: Study) -> list[Twice]:
+    """What claims compare, then the gaps to the reference arm, as far as runs recorded both splits."""
+    about = {study.primary, other_split(study.primary)}
+    pairs = [(c.arm, c.vs) for c in study.claims if c.vs is not None and c.metric in about]
+    pairs += [(arm, study.reference.name) for arm in study.arms]
+    found = []
+    for arm, other in dict.fromkeys(pairs):
+        sides = study.arms[arm], study.arms[other]
+        val, test = gap(study, *sides), gap(study, *sides, name=other_split(study.primary))
+        if arm != other and val and test:
+            found.append(Twice(*sides, val, test))
+    return found

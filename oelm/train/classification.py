@@ -19,13 +19,16 @@ from oelm.data.classification import (
     OwnEncoding,
     in_order,
 )
-from oelm.data.labelled import Labelled
+from oelm.data.labelled import DEFAULT, Labelled
 from oelm.model.encoder import Encoder
 from oelm.train.config import TrainConfig
 from oelm.train.parallel import Processes
 from oelm.train.task import EVALUATION_SHARE, Batch
 
 log = logging.getLogger(__name__)
+
+# What the labels of the embedded data set mean; every other label is its own name.
+MEANINGS = {DEFAULT: {"0": "negative", "1": "positive"}}
 
 
 class ClassificationTask:
@@ -149,7 +152,9 @@ class ClassificationTask:
                 cells = labels * n + logits.argmax(-1)
                 confusion += torch.bincount(cells, minlength=n * n).view(n, n).cpu()
         totals = processes.sum(torch.cat([loss[None], confusion.flatten()]))
-        scores = _scores(totals[1:].view(n, n), self.dataset.classes)
+        meanings = MEANINGS.get(self.dataset.name, {})
+        names = [meanings.get(label, label) for label in self.dataset.classes]
+        scores = _scores(totals[1:].view(n, n), names)
         tokens = int(examples.lengths[rows].sum())
         result = {
             "loss": float(totals[0]) / len(rows),

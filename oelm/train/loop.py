@@ -16,6 +16,7 @@ from torch import Tensor
 
 from oelm.errors import UserError
 from oelm.freezing import Gates, Plan, audit, hashes
+from oelm.model.loss import IGNORED
 from oelm.train import checkpoint, parallel, precision, timing
 from oelm.train.classification import ClassificationTask
 from oelm.train.closing import write_summaries
@@ -242,9 +243,18 @@ class Trainer:
         return result
 
     def _forward(self, *batch: Tensor) -> Tensor:
-        with torch.no_grad(), self.precision.autocast(self.device):
-            result: Tensor = self.wrapped.compiled(*batch)
-        return result
+        def forward(piece: Batch) -> Tensor:
+            with torch.no_grad(), self.precision.autocast(self.device):
+                result: Tensor = self.wrapped.compiled(*piece)
+            return result
+
+        if not self.lanes:
+            return forward(batch)
+        pieces = list(zip(*(t.chunk(2) for t in batch), strict=True))
+        each = torch.stack(self.lanes.map(forward, pieces))
+        # A mean over all targets: the halves of a last, partial batch do not have as many.
+        weight = torch.stack([(targets != IGNORED).sum() for _, targets in pieces])
+        return (each * weight).sum() / weight.sum()
 
     def evaluate_and_keep_best(self) -> None:
         """Evaluate on the fixed stretch; the best weights so far become `best.pt`."""

@@ -26,29 +26,25 @@
   function fit(spec, width) {
     const copy = JSON.parse(JSON.stringify(spec));
     delete copy.config.font;
-    for (const part of ["axis", "legend", "text"]) {
+    for (const part of ["axis", "header", "legend", "text"]) {
       for (const key of Object.keys(copy.config[part] || {})) {
         if (/color$/i.test(key)) delete copy.config[part][key];
       }
     }
     if (copy.facet) {
-      const columns = Math.max(1, Math.min(3, Math.floor((width - 90) / 190)));
+      const columns = Math.max(1, Math.min(3, Math.floor((width - 90) / (copy.spec.width + 25))));
       copy.columns = columns;
       return copy;
     }
     const wide = width > 560;
-    let right = 8;
-    if (copy.layer && copy.layer.some((l) => l.name === "wide-only")) {
-      if (wide) right = copy.usermeta.right;
-      else copy.layer = copy.layer.filter((l) => l.name !== "wide-only");
-    }
+    if (!wide && copy.layer) copy.layer = copy.layer.filter((l) => l.name !== "wide-only");
     if (!wide) for (const l of copy.layer || []) {
       const axis = l.encoding && l.encoding.y && l.encoding.y.axis;
       if (axis && axis.labelLimit) axis.labelLimit = Math.min(axis.labelLimit, Math.round(width * 0.36));
     }
     copy.width = Math.max(220, width);
     copy.autosize = { type: "fit-x", contains: "padding" };
-    copy.padding = { left: 2, right: right, top: 6, bottom: 4 };
+    copy.padding = { left: 2, right: 8, top: 6, bottom: 4 };
     return copy;
   }
 
