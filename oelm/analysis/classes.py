@@ -45,7 +45,7 @@ def confusion(canvas: Canvas, study: Study) -> Spec:
         if total is None or len(total) > MOST_CLASSES:
             continue
         names = _names(study, len(total))
-        panel = "\n".join(textwrap.wrap(arm.name, 24))
+        panel = "\n".join(textwrap.wrap(arm.name, 28, break_on_hyphens=False))
         for i, true in enumerate(names):
             for j, said in enumerate(names):
                 share = float(total[i, j] / max(total[i].sum(), 1.0))

@@ -151,7 +151,6 @@ def _joined(
         y=y.y("mean"),
         size=alt.Size("size:Q", scale=None, legend=None),
         color=colour,
-        shape=canvas.shape(arms),
         tooltip=tips,
     )
     return [bar, line, dot]
@@ -237,7 +236,7 @@ def layers(canvas: Canvas, study: Study) -> Spec:
     names = {"trainable": canvas.words("trained"), "frozen": canvas.words("frozen")}
     rows: list[Row] = []
     for counts, arms in list(profiles.values())[:6]:
-        panel = "\n".join(textwrap.wrap(", ".join(arms), 24))
+        panel = "\n".join(textwrap.wrap(", ".join(arms), 28, break_on_hyphens=False))
         for layer, by_kind in counts.items():
             for kind, said in names.items():
                 n = by_kind.get(kind, 0) if isinstance(by_kind, dict) else 0
@@ -285,7 +284,7 @@ def tuning(canvas: Canvas, study: Study) -> Spec:
             if len(values):
                 mean = float(np.exp(np.log(values).mean()) if log else values.mean())
                 row = {"arm": arm.name, "key": key, "at": at, "mean": mean}
-                row["size"] = 150 if point == arm.chosen else 40
+                row["size"] = 130 if point == arm.chosen else 40
                 rows.append(row | {"low": float(values.min()), "high": float(values.max())})
     places = sorted({float(r["at"]) for r in rows})
     if len(places) < 2 or len({r["key"] for r in rows}) > 1:

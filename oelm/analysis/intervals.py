@@ -186,7 +186,7 @@ def dots(canvas: Canvas, study: Study, name: str, title: str) -> Spec:
 
 
 def _dots(canvas: Canvas, runs: list[Row], means: list[Row], x: Axis, title: str) -> Spec:
-    look = alt.Axis(grid=False, labelLimit=110, ticks=False)
+    look = alt.Axis(grid=False, labelLimit=175, ticks=False)
     y = alt.Y("label:N", sort=[str(r["label"]) for r in means], title=None, axis=look)
     arms = [str(r["arm"]) for r in means]
     colour, layers = canvas.colour(arms, legend=False), []

@@ -57,7 +57,7 @@ class OelmForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Weights are always loaded; what is not stored, the table of rotations, is made here."""
-        if isinstance(module, GPT) and module.config.positions == "rope":
+        if isinstance(module, GPT) and module.turns:
             c = module.config
             cos, sin = rotation_table(c.seq_len, c.d_head, c.rope_theta)
             module.cos.copy_(cos)
@@ -122,7 +122,7 @@ class OelmForCausalLM(PreTrainedModel, GenerationMixin):
             x_BTD = x_BTD + gpt.position_embedding(positions_BT)
         x_BTD = F.dropout(x_BTD, gpt.config.dropout, self.training)
         rotation = None
-        if gpt.config.positions == "rope":
+        if gpt.turns:
             rotation = gpt.cos[positions_BT][:, None], gpt.sin[positions_BT][:, None]
         for i, block in enumerate(gpt.blocks):
             cache = None if past is None else self._layer_cache(past, i, x_BTD, start)

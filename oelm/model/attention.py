@@ -39,6 +39,10 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(config.d_head, eps=1e-6) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(config.d_head, eps=1e-6) if config.qk_norm else None
         self.temperature = nn.Parameter(torch.ones(config.n_heads)) if method.temperature else None
+        # RoPE turns all of q and k; a kernel is turned in any model.
+        self.rope = config.positions == "rope"
+        self.kernel_q = nn.Parameter(torch.zeros(config.d_model)) if method.kernel else None
+        self.kernel_k = nn.Parameter(torch.zeros(config.d_model)) if method.kernel else None
         self._add_shift(method.shift, config)
         distances = config.seq_len if causal else 2 * config.seq_len - 1
         relative = config.positions == "relative"
@@ -109,7 +113,12 @@ class Attention(nn.Module):
             own = rotation
             if at_B is not None:
                 own = rotation[0][at_B, None, None], rotation[1][at_B, None, None]
-            q_BHTE, k_BHTE = rotate(q_BHTE, own), rotate(k_BHTE, rotation)
+            if self.rope:
+                q_BHTE, k_BHTE = rotate(q_BHTE, own), rotate(k_BHTE, rotation)
+            if self.kernel_q is not None and self.kernel_k is not None:
+                # The product of these two depends on the distance alone.
+                q_BHTE = q_BHTE + rotate(self.kernel_q.view(self.n_heads, 1, -1), own)
+                k_BHTE = k_BHTE + rotate(self.kernel_k.view(self.n_heads, 1, -1), rotation)
         if self.temperature is not None:
             q_BHTE = q_BHTE * self.temperature[:, None, None]
         return q_BHTE, k_BHTE

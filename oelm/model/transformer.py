@@ -93,7 +93,8 @@ class Transformer(nn.Module):
             Block(config, method, layer, causal=causal) for layer in range(config.n_layers)
         )
         self.final_norm = make_norm(config)
-        if config.positions == "rope":
+        self.turns = config.positions == "rope" or method.kernel
+        if self.turns:
             cos, sin = rotation_table(config.seq_len, config.d_head, config.rope_theta)
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
@@ -108,7 +109,7 @@ class Transformer(nn.Module):
         | O, MLP down | as treated; `normal` has std 0.02 / √(2 · n_layers): depth adds no variance |
         | low-rank A, B | normal with std 1/√d, 0 |
         | norm weights, gains, temperatures | 1 |
-        | biases, relative-position bias | 0 |
+        | biases, kernels, relative-position bias | 0 |
         """
         residual_std = 0.02 / math.sqrt(2 * self.config.n_layers)
         for name, module in self.named_modules():
@@ -142,7 +143,7 @@ class Transformer(nn.Module):
             x = x + self.position_embedding.weight[start : start + T]
         x = F.dropout(x, self.config.dropout, self.training)
         rotation = None
-        if self.config.positions == "rope":
+        if self.turns:
             rotation = self.cos[start : start + T], self.sin[start : start + T]
         for i, block in enumerate(self.blocks):
             at = at_B if i == len(self.blocks) - 1 else None

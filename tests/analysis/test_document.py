@@ -1,5 +1,6 @@
 import html.parser
 import json
+import math
 import re
 
 import altair as alt
@@ -8,11 +9,13 @@ import vl_convert
 from markdown_it import MarkdownIt
 from synthetic import ARMS, write, write_run, write_study
 
-from oelm.analysis import pictures, report
+from oelm.analysis import numbers, pictures, report
 from oelm.analysis.charts import COLOURS, DASHES, Canvas, Palette, log_ticks
 from oelm.analysis.document import document
 from oelm.analysis.markdown import fence, markdown, plain
 from oelm.analysis.sources import load, read_reference, read_study
+from oelm.analysis.statistics import compare
+from oelm.analysis.verdicts import confirmations
 from oelm.analysis.words import Words, table, text
 from oelm.errors import UserError
 
@@ -71,11 +74,11 @@ def test_a_text_is_said_in_the_language_of_the_report():
 
 def test_the_report_has_all_its_parts(doc):
     assert [s["id"] for s in doc.sections] == [
-        "claims", "results", "curves", "parts", "cost", "probes", "samples", "conclusion",
+        "claims", "results", "confirmation", "curves", "parts", "cost", "probes", "samples", "conclusion",
         "confounds", "limitations", "audit", "appendix",
     ]  # fmt: skip
     assert list(doc.charts) == [
-        "forest", "val", "gap", "train", "lr", "parts", "step", "tokens", "target", "memory",
+        "forest", "confirmation", "val", "gap", "train", "lr", "parts", "step", "tokens", "target", "memory",
         "scatter", "layers", "probe0",
     ]  # fmt: skip
     assert doc.lead.startswith(
@@ -133,12 +136,104 @@ def test_an_arm_has_one_look_in_every_chart(doc):
 
 
 @pytest.mark.parametrize(
-    ("low", "high"), [(3.9, 8.2), (40, 1000), (41, 44), (1.01, 1.02), (5, 9e5)]
+    ("low", "high", "ticks"),
+    [
+        (18, 210, [20, 50, 100, 200]),
+        (60, 140, [60, 80, 100, 120]),
+        (40, 1000, [50, 100, 200, 500, 1000]),
+        (41, 44, [41, 42, 43, 44]),
+        (1.01, 1.02, [1.01, 1.015, 1.02]),
+        (5, 9e5, [10, 100, 1e3, 1e4, 1e5]),
+    ],
 )
-def test_log_ticks_lie_within_and_are_few(low, high):
-    ticks = log_ticks(low, high)
-    assert 2 <= len(ticks) <= 8
-    assert all(low * 0.99 <= t <= high * 1.01 for t in ticks)
+def test_log_ticks_are_round_and_few(low, high, ticks):
+    assert log_ticks(low, high) == ticks
+
+
+def labels(spec):
+    """Every text in a chart, as it is drawn."""
+    svg = vl_convert.vegalite_to_svg(spec, vl_version=pictures.VEGA_LITE)
+    return re.findall(r"<text[^>]*>([^<]+)</text>", svg)
+
+
+def test_numbers_on_axes_are_plain(doc):
+    for id in doc.charts:
+        assert not [t for t in labels(doc.chart(id, web=False)) if re.search(r"\de[+\-−]?\d", t)], (
+            id
+        )
+    assert {"0.001", "0.002", "0.003"} <= set(labels(doc.chart("lr", web=False)))
+    assert "training time, s" in labels(doc.chart("target", web=False))
+
+
+@pytest.mark.parametrize(
+    ("unit", "most", "said"),
+    [
+        ("s", 0.05, (1e-3, "ms")),
+        ("s", 300, (1, "s")),
+        ("s", 3000, (60, "min")),
+        ("s", 9000, (3600, "h")),
+        ("bytes", 2**30, (2**20, "MiB")),
+        ("bytes", 2**34, (2**30, "GiB")),
+        ("tokens/s", 5000, (1, "")),
+    ],
+)
+def test_an_axis_counts_in_a_unit_of_its_size(unit, most, said):
+    assert numbers.axis_unit(unit, most) == said
+
+
+def test_a_comparison_stands_on_val_and_on_test(doc, study_folder):
+    study = read_study(study_folder)
+    found = {(t.arm.name, t.other.name): t for t in confirmations(study)}
+    assert list(found)[:3] == [
+        ("frozen", "baseline"),
+        ("lowrank", "baseline"),
+        ("frozen", "matched"),
+    ]
+    assert len(found) == 6  # each other arm against the baseline, and one pair of a claim
+    sides = [study.arms[a].values("test_ppl", study.seeds) for a in ("frozen", "baseline")]
+    seen = found["frozen", "baseline"]
+    assert seen.test == compare(*sides, log=True)
+    assert seen.val != seen.test
+    shown = next(s for s in doc.sections if s["id"] == "confirmation")["blocks"][1]
+    row = [c["text"] for c in shown["rows"][0]]
+    assert shown["columns"][1::2] == ["Gap in val PPL", "Gap in test PPL", "Seeds"]
+    assert row[0] == "frozen vs baseline"
+    assert row[1] == numbers.percent(math.expm1(seen.val.mean))
+    assert row[3] == numbers.percent(math.expm1(seen.test.mean))
+
+
+def test_a_claim_on_test_is_marked_as_a_confirmation(tmp_path):
+    claim = {"arm": "frozen", "vs": "baseline", "at_most": "+5%"}
+    claims = {"val": {**claim, "metric": "ppl"}, "test": {**claim, "metric": "test_ppl"}}
+    arms = {"baseline": ("baseline", 42.0), "frozen": ("oelm_v2", 46.0)}
+    folder = write_study(tmp_path, arms=arms, seeds=(0, 1, 2), claims=claims)
+    doc = document([read_study(folder)], Words("en"))
+    on_val, on_test = blocks(doc, "claims")[0]["items"]
+    assert (on_val["mark"], on_test["mark"]) == ("", "confirmation on test")
+    assert on_val["twin"] == f"On test: {on_test['estimate']} ({on_test['interval']})"
+    assert on_test["twin"] == f"On val: {on_val['estimate']} ({on_val['interval']})"
+    assert "**[confirmation on test]**" in markdown(doc, "pictures")
+    assert [v.family for _, v in doc.verdicts] == [2, 2]  # what is shown beside is not tested
+
+
+def test_probes_run_against_the_step_and_by_layer(tmp_path):
+    arms = {"baseline": ("baseline", 42.0), "frozen": ("oelm_v2", 46.0)}
+    folder = write_study(tmp_path, arms=arms, seeds=(0, 1), claims={}, probes=True)
+    study = read_study(folder)
+    doc = document([study], Words("en"))
+    titles = [b["title"] for s in doc.sections if s["id"] == "probes" for b in s["blocks"][2:]]
+    assert titles == [
+        "In-context copying: accuracy",
+        "In-context copying: gain",
+        "Sharpness of attention by layer",
+        "Spread of attention logits by layer",
+    ]
+    assert "60%" in labels(doc.chart("probe0", web=False))
+    (rows,) = doc.chart("layer0", web=False)["datasets"].values()
+    assert [(r["arm"], r["at"]) for r in rows] == [(a, i) for a in arms for i in range(4)]
+    ends = [float(r.probes["attention_entropy_3"]["value"][-1]) for r in study.arms["frozen"].runs]
+    assert rows[-1]["mean"] == pytest.approx(sum(ends) / 2)
+    assert (rows[-1]["low"], rows[-1]["high"]) == (min(ends), max(ends))
 
 
 class Page(html.parser.HTMLParser):
@@ -255,6 +350,17 @@ def test_classification_is_reported_in_points_with_its_classes(tmp_path):
     ids = [s["id"] for s in doc.sections]
     assert "classes" in ids
     assert "target" not in doc.charts
+    scores, _, matrix = next(s for s in doc.sections if s["id"] == "classes")["blocks"]
+    assert [r[1]["text"] for r in scores["rows"]] == ["negative", "positive"] * 2
+    cells = next(iter(doc.chart(matrix["id"], web=False)["datasets"].values()))
+    by_row = {(c["panel"], c["true"], c["said"]): c["share"] for c in cells}
+    assert len(by_row) == 8
+    assert by_row["frozen", "negative", "positive"] == pytest.approx(0.2, abs=0.02)
+    assert {"negative", "positive", "true class", "class given"} <= set(
+        labels(doc.chart(matrix["id"], web=False))
+    )
+    # A gap of accuracies is one of points, and its axis says so with plain numbers.
+    assert not [t for t in labels(doc.chart("gap", web=False)) if t.endswith("%")]
     assert report.write(doc, tmp_path / "out", ["html", "pdf"])
 
 
@@ -270,7 +376,11 @@ def test_a_grid_gets_its_curve_and_the_chosen_point_is_named(tmp_path):
                     final=42 + (i - 1) ** 2 + 3 * (arm == "frozen"),
                 )
     doc = document([read_study(tmp_path / "g")], Words("en"))
-    assert "tuning" in doc.charts
+    drawn = labels(doc.chart("tuning", web=False))
+    assert {"0.0003", "0.001", "0.003", "peak learning rate (max_lr)"} <= set(drawn)
+    (rows,) = doc.chart("tuning", web=False)["datasets"].values()
+    largest = [(r["arm"], r["at"]) for r in rows if r["size"] == max(q["size"] for q in rows)]
+    assert largest == [("baseline", 0.001), ("frozen", 0.001)]
     text = json.dumps(doc.sections, ensure_ascii=False)
     assert "frozen (max_lr=0.001)" in text
     assert "flatters every arm a little" in text

@@ -223,3 +223,13 @@ def test_a_training_loss_is_averaged_not_sampled(tmp_path):
 def test_the_analysis_needs_no_torch():
     code = "import sys, oelm.analysis.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_classes_are_named_as_the_run_recorded_them(tmp_path):
+    folder = write_run(tmp_path / "a", task="classification", final=0.8, classes=("no", "yes"))
+    assert read_run(folder).classes == ["no", "yes"]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("classes", None)  # then the labels of the data set are all there is
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_run(folder).classes == ["0", "1"]

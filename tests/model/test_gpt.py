@@ -79,7 +79,8 @@ def test_the_loss_is_the_cross_entropy_of_the_logits(options):
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(
-    "spec", ["baseline", "identity_lowrank", "oelm_gain", "oelm_v2,shift=learned"]
+    "spec",
+    ["baseline", "identity_lowrank", "oelm_gain", "oelm_v2,shift=learned", "oelm_v2,kernel=true"],
 )
 def test_no_token_sees_the_future(options, spec):
     model, x = tiny(spec, **options), tokens(2, 16)
@@ -148,6 +149,33 @@ def test_a_shifted_key_is_that_of_the_token_before():
     assert moved[:, 1::2, 0].abs().max() == 0
 
 
+def test_a_kernel_is_a_function_of_distance():
+    attention = tiny("oelm_v2,kernel=true").blocks[0].attention
+    with torch.no_grad():
+        attention.kernel_q.normal_()
+        attention.kernel_k.normal_()
+    rotation = rotation_table(12, attention.kernel_q.numel() // attention.n_heads, 10000.0)
+    nothing = torch.zeros(1, 12, attention.kernel_q.numel())
+    q, k = attention.queries_and_keys(nothing, rotation)
+    logits = (q @ k.transpose(-1, -2))[0]
+    assert torch.allclose(logits[:, 1:, 1:], logits[:, :-1, :-1], atol=1e-5)
+    assert logits[:, 5].std() > 0.1
+
+
+def test_a_kernel_is_a_bias_where_everything_turns():
+    kernel = tiny("oelm_v2,kernel=true", positions="rope")
+    bias = tiny("oelm_bias", positions="rope")
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for one, other in zip(kernel.blocks, bias.blocks, strict=True):
+            for name in "qk":
+                value = torch.randn(getattr(other.attention, name).bias.shape, generator=draw)
+                getattr(one.attention, f"kernel_{name}").copy_(value)
+                getattr(other.attention, name).bias.copy_(value)
+    x = tokens(2, 16)
+    assert torch.allclose(kernel(x), bias(x), atol=1e-5)
+
+
 def test_rope_sees_distance_only():
     q, k = torch.randn(2, 1, 1, 6, 8)
     cos, sin = rotation_table(16, 8, 1e4)
@@ -159,7 +187,9 @@ def test_rope_sees_distance_only():
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("spec", ["baseline", "oelm_v2", "identity_lowrank", "oelm_v2,shift=half"])
+@pytest.mark.parametrize(
+    "spec", ["baseline", "oelm_v2", "identity_lowrank", "oelm_v2,shift=half", "oelm_v2,kernel=true"]
+)
 def test_generation_with_cache_equals_that_without(options, spec):
     model = tiny(spec, **options)
     prompt = tokens(2, 5)

@@ -7,7 +7,7 @@ import torch
 from oelm.cli import main
 from oelm.config import load_yaml
 from oelm.errors import UserError
-from oelm.train import checkpoint
+from oelm.train import checkpoint, classification
 from oelm.train.classification import ClassificationTask, _scores
 from oelm.train.config import TrainConfig
 from oelm.train.loop import train
@@ -76,6 +76,16 @@ def test_an_encoder_and_a_causal_model_learn(make, causal):
     assert stats["final_perplexity"] is None
     assert json.loads((folder / "freeze_audit.json").read_text())["verdict"] == "pass"
     assert audit_checkpoint(folder)["verdict"] == "pass"
+
+
+def test_scores_say_what_labels_mean(make, monkeypatch):
+    assert classification.MEANINGS["movie-reviews"] == {"0": "negative", "1": "positive"}
+    monkeypatch.setitem(classification.MEANINGS, "reviews", {"0": "bad", "1": "good"})
+    folder = train(make(max_steps=2))
+    final = [line for line in metrics(folder) if line["kind"] == "eval" and line["full"]]
+    assert [list(line["classes"]) for line in final] == [["bad", "good"]] * 2
+    # The configuration keeps the labels, so that a run begun before continues.
+    assert load_yaml(folder / "config.yaml")["resolved"]["dataset"]["classes"] == ["0", "1"]
 
 
 def test_what_was_cut_and_padded_is_recorded_and_said(make):
