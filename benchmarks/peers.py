@@ -61,7 +61,7 @@ class TorchGPT(nn.Module):
         mask = nn.Transformer.generate_square_subsequent_mask(c.seq_len)
         self.register_buffer("mask", mask, persistent=False)
 
-    def forward(self, x, y):
+    def forward(self, x, y):  # noqa: D102
         h = self.tokens(x) + self.positions.weight[: x.shape[1]]
         h = self.layers(h, mask=self.mask, is_causal=True)
         return F.linear_cross_entropy(h.flatten(0, 1), self.tokens.weight, y.flatten())

@@ -1,100 +1,103 @@
-"""Training steps beside Hugging Face's on the same work: time, share of the matmul peak, memory.
+"""Training steps beside the peers' on the same work: time, share of the matmul peak, memory.
 
-python -m benchmarks.train [--workload nano] [--rounds 5]. Each contender lives in a process of its
-own, so that its peak memory is its own; they take turns, so that a noisy machine is noisy for all.
+python -m benchmarks.train [--workload nano] [--rounds 9] [--json FILE]
+
+Each contender lives in a process of its own, so that its peak memory is its own. They take turns, and
+ratios are taken within a round, so that a noisy moment is shared by all. Before anything is timed, every
+contender must show the same first loss from the same weights, and nearly the same one a few steps on
+(peers have a few more or fewer biases).
 """
 
 import argparse
+import json
+import os
+import platform
 import statistics
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
-WORKLOADS = {"nano": ("nano", 16), "medium-512": ("medium-512", 8)}
+from benchmarks import peers
+from oelm.bench import Ratio, peak_flops, random_batch, trainer
+from oelm.methods import METHODS
+from oelm.model.config import ModelConfig
+from oelm.roofline import step_flops
+
+WORKLOADS = {"nano": 16, "medium-512": 8, "gpt2-124m": 1}
 SECONDS_PER_TURN = 3.0
+STEPS_TO_AGREE = 3
+CPU = torch.device("cpu")
 
 
-def ours(method, preset, batch_size):
+def ours(method, shape, batch_size):
     """The step of the training loop itself, with everything that belongs to it."""
-    from oelm.bench import random_batch, trainer
-    from oelm.methods import METHODS
-    from oelm.model.config import ModelConfig
-    from oelm.roofline import step_flops
-
-    shape = ModelConfig.preset(preset)
     own = trainer(METHODS[method], shape, batch_size, "cpu")
-    batch = random_batch(shape, batch_size, own.device)
-    return lambda: own.step(batch), step_flops(shape, METHODS[method], batch_size)
-
-
-def hugging_face(preset, batch_size):
-    """GPT2LMHeadModel with SDPA and fused AdamW: the usual loop around it."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    from oelm.model.config import ModelConfig
-
-    shape = ModelConfig.preset(preset)
-    config = GPT2Config(
-        vocab_size=shape.vocab_size, n_positions=shape.seq_len, n_embd=shape.d_model,
-        n_layer=shape.n_layers, n_head=shape.n_heads, n_inner=shape.d_ff, activation_function="gelu",
-        attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, attn_implementation="sdpa", use_cache=False,
-    )  # fmt: skip
-    model = GPT2LMHeadModel(config).train()
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
-    )
-    x, _ = tokens(shape, batch_size)
+    batch = random_batch(shape, batch_size, CPU)
 
     def step():
-        model(input_ids=x, labels=x).loss.backward()
+        before = own.window[0].item()
+        own.step(batch)
+        return own.window[0].item() - before
+
+    return step
+
+
+def peer(make, shape, batch_size):
+    """The usual loop around somebody else's model, with the settings of ours."""
+    own = trainer(METHODS["baseline"], shape, batch_size, "cpu")
+    model, loss_of = make(own.model)
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(
+        groups, lr=own.config.max_lr, betas=(own.config.beta1, own.config.beta2), fused=True
+    )
+    warmup = own.config.warmup_steps
+    del own
+    x, y = random_batch(shape, batch_size, CPU)
+    done = 0
+
+    def step():
+        nonlocal done
+        done += 1
+        for group in optimizer.param_groups:
+            group["lr"] = optimizer.defaults["lr"] * min(1, done / max(1, warmup))
+        loss = loss_of(x, y)
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        return loss.item()
 
-    return step, 0
-
-
-def tokens(shape, batch_size):
-    draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(shape.vocab_size, (batch_size, shape.seq_len + 1), generator=draw)
-    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    return step
 
 
 CONTENDERS = {
-    "oelm baseline": lambda *work: ours("baseline", *work),
-    "oelm oelm_v2": lambda *work: ours("oelm_v2", *work),
-    "hugging face": hugging_face,
+    "oelm": lambda *work: ours("baseline", *work),
+    "oelm, oelm_v2": lambda *work: ours("oelm_v2", *work),
+    "Hugging Face": lambda *work: peer(peers.hugging_face, *work),
+    "torch": lambda *work: peer(peers.torch_encoder, *work),
+    "x-transformers": lambda *work: peer(peers.x_transformers, *work),
 }
 
 
-def contender(name, preset, batch_size):
+def contender(name, workload):
     """Serve turns: a line on stdin asks for one, the answer is its time per step and the peak."""
-    step, flops = CONTENDERS[name](preset, batch_size)
-    for _ in range(2):
-        step()
-    print(flops, flush=True)
+    shape, batch_size = ModelConfig.preset(workload), WORKLOADS[workload]
+    step = CONTENDERS[name](shape, batch_size)
+    print(json.dumps([step() for _ in range(STEPS_TO_AGREE)]), flush=True)
     for _ in sys.stdin:
         began, steps = time.perf_counter(), 0
         while time.perf_counter() - began < SECONDS_PER_TURN:
             step()
             steps += 1
         seconds = (time.perf_counter() - began) / steps
-        print(seconds, peak_flops(), high_water_mark(), flush=True)
-
-
-def peak_flops(n=2048):
-    a = torch.ones(n, n)
-    best = min(_timed(lambda: a @ a) for _ in range(4))
-    return 2 * n**3 / best
-
-
-def _timed(work):
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+        print(json.dumps([seconds, peak_flops(CPU), high_water_mark()]), flush=True)
 
 
 def high_water_mark():
@@ -103,62 +106,90 @@ def high_water_mark():
 
 
 def compare(workload, rounds):
-    preset, batch_size = WORKLOADS[workload]
-    processes = {}
+    """Everybody's turns, after a look at whether they do the same work."""
+    processes, losses = {}, {}
     for name in CONTENDERS:
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.train",
-            "--contender",
-            name,
-            "--workload",
-            workload,
-        ]
+        command = [sys.executable, "-m", "benchmarks.train", "--contender", name]
         processes[name] = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-        flops = int(processes[name].stdout.readline())
+            [*command, "--workload", workload],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        )  # fmt: skip
+        losses[name] = json.loads(processes[name].stdout.readline())
         print(f"{name} is ready", file=sys.stderr)
-        if name == "oelm baseline":
-            useful = flops
+        first, last = losses[name][0], losses[name][-1]
+        if name != "oelm, oelm_v2":  # another model, and so another loss
+            assert abs(first - losses["oelm"][0]) < 1e-3, (name, losses)
+            assert abs(last - losses["oelm"][-1]) < 0.02, (name, losses)
     turns = {name: [] for name in CONTENDERS}
-    for _ in range(rounds):
+    for i in range(rounds):
         for name, process in processes.items():
             process.stdin.write("turn\n")
-            turns[name].append([float(word) for word in process.stdout.readline().split()])
+            turns[name].append(json.loads(process.stdout.readline()))
+        print(f"round {i + 1} of {rounds}", file=sys.stderr)
     for process in processes.values():
         process.stdin.close()
         process.wait()
+    return summary(workload, turns, losses)
 
-    from oelm.model.config import ModelConfig
 
-    seq_len = ModelConfig.preset(preset).seq_len
-    peak = max(turn[1] for all_turns in turns.values() for turn in all_turns)
-    print(f"{workload}: {batch_size} × {seq_len} tokens, fp32, {torch.get_num_threads()} threads, "
-          f"median of {rounds} interleaved rounds; peak {peak / 1e9:.0f} GFLOP/s")  # fmt: skip
-    print(f"{'':<16}{'step':>9}{'tokens/s':>10}{'of peak':>9}{'memory':>10}{'vs HF':>8}")
+def summary(workload, turns, losses):
+    shape, batch_size = ModelConfig.preset(workload), WORKLOADS[workload]
+    own = [turn[0] for turn in turns["oelm"]]
+    rows = {}
     for name, results in turns.items():
-        seconds = statistics.median(turn[0] for turn in results)
-        ratio = statistics.median(
-            theirs[0] / own[0] for own, theirs in zip(results, turns["hugging face"], strict=True)
-        )
-        print(
-            f"{name:<16}{seconds:>8.3f}s{batch_size * seq_len / seconds:>10,.0f}"
-            f"{useful / seconds / peak:>9.2f}{results[-1][2] / 2**20:>6,.0f} MiB{ratio:>7.2f}×"
-        )
+        seconds = [turn[0] for turn in results]
+        method = METHODS["oelm_v2" if "v2" in name else "baseline"]
+        flops = step_flops(shape, method, batch_size)
+        ratio = Ratio.of(seconds, own)
+        rows[name] = {
+            "seconds": statistics.median(seconds),
+            "tokens_per_second": batch_size * shape.seq_len / statistics.median(seconds),
+            "of_peak": statistics.median(flops / turn[0] / turn[1] for turn in results),
+            "memory": results[-1][2],
+            "time_of_ours": [ratio.median, ratio.low, ratio.high],
+            "losses": losses[name],
+        }
+    return {
+        "workload": workload,
+        "batch_size": batch_size,
+        "seq_len": shape.seq_len,
+        "rounds": len(own),
+        "threads": torch.get_num_threads(),
+        "peak_gflops": statistics.median(t[1] for r in turns.values() for t in r) / 1e9,
+        "settings": "fp32, fused AdamW, SDPA, clip 1.0; torch and x-transformers with torch's chunked loss",
+        "versions": {p: version(p) for p in ("torch", "transformers", "x-transformers")},
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "rows": rows,
+    }
+
+
+def show(result):
+    print(f"{result['workload']}: {result['batch_size']} × {result['seq_len']} tokens, fp32, "
+          f"{result['threads']} threads, median of {result['rounds']} interleaved rounds; "
+          f"peak {result['peak_gflops']:.0f} GFLOP/s")  # fmt: skip
+    print(f"{'':<16}{'step':>9}{'tokens/s':>10}{'of peak':>9}{'memory':>11}   time of ours")
+    for name, row in result["rows"].items():
+        median, low, high = row["time_of_ours"]
+        print(f"{name:<16}{row['seconds']:>8.3f}s{row['tokens_per_second']:>10,.0f}"
+              f"{row['of_peak']:>9.2f}{row['memory'] / 2**20:>7,.0f} MiB"
+              f"{median:>8.2f}× ({low:.2f} to {high:.2f})")  # fmt: skip
 
 
 def main():
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--workload", choices=WORKLOADS, default="nano")
-    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--rounds", type=int, default=9)
+    options.add_argument("--json", type=Path, help="also write the numbers here")
     options.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.contender:
-        contender(given.contender, *WORKLOADS[given.workload])
-    else:
-        compare(given.workload, given.rounds)
+        contender(given.contender, given.workload)
+        return
+    result = compare(given.workload, given.rounds)
+    show(result)
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

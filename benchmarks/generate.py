@@ -1,0 +1,90 @@
+"""Generation with a cache beside Hugging Face's `generate`, from the same weights.
+
+python -m benchmarks.generate [--workload nano] [--batch-size 1] [--rounds 7] [--json FILE]
+
+Greedy, the same prompt; both must choose the same tokens before anything is timed. `bound` is the time
+of reading every weight once, at the rate at which one large matrix is read here and now.
+"""
+
+import argparse
+import json
+import statistics
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from benchmarks import peers
+from oelm import GPT, ModelConfig
+from oelm.bench import Ratio, timed
+
+CPU = torch.device("cpu")
+PROMPT, NEW = 8, 100
+
+
+def reading_rate():
+    """Bytes per second of a matrix–vector product too large for any cache."""
+    matrix, vector = torch.ones(16384, 4096), torch.ones(4096)
+    seconds = min(timed(lambda: torch.mv(matrix, vector), CPU) for _ in range(3))
+    return matrix.numel() * 4 / seconds
+
+
+def compare(workload, batch_size, rounds):
+    shape = ModelConfig.preset(workload)
+    ours = GPT(shape).eval()
+    theirs, _ = peers.hugging_face(ours)
+    theirs.eval()
+    draw = torch.Generator().manual_seed(0)
+    prompt = torch.randint(shape.vocab_size, (batch_size, PROMPT), generator=draw)
+    rest = {"do_sample": False, "pad_token_id": 0, "use_cache": True}
+
+    def own():
+        return torch.stack(list(ours.generate(prompt, NEW, temperature=0)), dim=1)
+
+    def hugging_face():
+        out = theirs.generate(prompt, max_new_tokens=NEW, min_new_tokens=NEW, **rest)
+        return out[:, PROMPT:]
+
+    # The end-of-text token is forbidden to one and not to the other, so compare until it comes.
+    same = (own() == hugging_face()).float().mean().item()
+    assert same > 0.95, f"only {same:.0%} of the tokens agree"
+    seconds = {"oelm": [], "Hugging Face": []}
+    rates = []
+    for _ in range(rounds):
+        rates.append(reading_rate())
+        seconds["oelm"].append(timed(own, CPU) / NEW)
+        seconds["Hugging Face"].append(timed(hugging_face, CPU) / NEW)
+    weights = sum(p.numel() for p in ours.parameters()) * 4
+    ratio = Ratio.of(seconds["Hugging Face"], seconds["oelm"])
+    bound = [weights / rate / own for rate, own in zip(rates, seconds["oelm"], strict=True)]
+    return {
+        "workload": workload,
+        "batch_size": batch_size,
+        "rounds": rounds,
+        "threads": torch.get_num_threads(),
+        "versions": {p: version(p) for p in ("torch", "transformers")},
+        "ms_per_token": {k: statistics.median(v) * 1e3 for k, v in seconds.items()},
+        "hugging_face_time_of_ours": [ratio.median, ratio.low, ratio.high],
+        "of_bandwidth_bound": statistics.median(bound),
+        "same_tokens": same,
+    }
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--workload", default="nano")
+    options.add_argument("--batch-size", type=int, default=1)
+    options.add_argument("--rounds", type=int, default=7)
+    options.add_argument("--json", type=Path, help="also write the numbers here")
+    given = options.parse_args()
+    result = compare(given.workload, given.batch_size, given.rounds)
+    ms, (median, low, high) = result["ms_per_token"], result["hugging_face_time_of_ours"]
+    print(f"{given.workload}, batch {given.batch_size}: oelm {ms['oelm']:.2f} ms a token, Hugging Face "
+          f"{ms['Hugging Face']:.2f} ms, {median:.2f}× ({low:.2f} to {high:.2f}); "
+          f"{result['of_bandwidth_bound']:.2f} of the bandwidth bound")  # fmt: skip
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
