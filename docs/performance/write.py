@@ -1,0 +1,109 @@
+"""Fill the tables of docs/performance.md, and draw its chart, from the JSON files beside this script.
+
+python docs/performance/write.py. The files come from `make bench`; see docs/performance.md.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import altair as alt
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "performance.md"
+OURS, PEER = "#0072b2", "#999999"
+
+
+def training(result):
+    lines = [
+        f"{result['batch_size']} × {result['seq_len']} tokens a step, {result['threads']} threads, median of "
+        f"{result['rounds']} interleaved rounds, matmul peak {result['peak_gflops']:.0f} GFLOP/s.",
+        "",
+        "| trainer | step, s | tokens/s | useful share of peak | peak memory, MiB | time of ours (95 %) |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in result["rows"].items():
+        median, low, high = row["time_of_ours"]
+        lines.append(
+            f"| {name} | {row['seconds']:.3f} | {row['tokens_per_second']:,.0f} | {row['of_peak']:.2f} | "
+            f"{row['memory'] / 2**20:,.0f} | {median:.2f} ({low:.2f} to {high:.2f}) |"
+        )
+    return lines
+
+
+def methods(result):
+    lines = [
+        f"{result['batch_size']} × {result['seq_len']} tokens a step, {result['rounds']} rounds.",
+        "",
+        "| method | step, ms | saved (95 %) | arithmetic it does without |",
+        "|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        saved = f"{row['saved']:.1%} ({row['saved_low']:.1%} to {row['saved_high']:.1%})"
+        lines.append(
+            f"| {row['method']} | {row['seconds'] * 1e3:,.1f} | {saved} | {row['possible']:.1%} |"
+        )
+    return lines
+
+
+def generation(results):
+    lines = [
+        "| model | batch | ours, ms/token | Hugging Face, ms/token | their time of ours (95 %) | of the bandwidth bound |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in results:
+        median, low, high = r["hugging_face_time_of_ours"]
+        ms = r["ms_per_token"]
+        lines.append(
+            f"| {r['workload']} | {r['batch_size']} | {ms['oelm']:.2f} | {ms['Hugging Face']:.2f} | "
+            f"{median:.2f} ({low:.2f} to {high:.2f}) | {r['of_bandwidth_bound']:.2f} |"
+        )
+    return lines
+
+
+def chart(results):
+    """Tokens per second of every trainer, as a share of ours."""
+    rows = [
+        {"workload": r["workload"], "trainer": name, "speed": 1 / row["time_of_ours"][0]}
+        for r in results
+        for name, row in r["rows"].items()
+    ]
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        x=alt.X(
+            "speed:Q", title="training speed, times ours (baseline)", scale=alt.Scale(zero=True)
+        ),
+        y=alt.Y("trainer:N", title=None, sort=None),
+    )
+    bars = base.mark_bar().encode(
+        color=alt.condition("indexof(datum.trainer, 'oelm') == 0", alt.value(OURS), alt.value(PEER))
+    )
+    text = base.mark_text(align="left", dx=3).encode(text=alt.Text("speed:Q", format=".2f"))
+    whole = alt.layer(bars, text).properties(width=420).facet(row=alt.Row("workload:N", title=None))
+    whole.save(HERE / "training.png", scale_factor=2)
+
+
+def main():
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(HERE.glob("*.json"))}
+    tables = {}
+    for name, result in found.items():
+        if name.startswith("train-"):
+            tables[name] = training(result)
+        elif name.startswith("methods-"):
+            tables[name] = methods(result)
+    generated = [r for name, r in found.items() if name.startswith("generate-")]
+    if generated:
+        tables["generate"] = generation(generated)
+    page = PAGE.read_text()
+    for name, lines in tables.items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        page, count = re.subn(
+            pattern, lambda m: m[1] + "\n".join(lines) + "\n" + m[2], page, flags=re.S
+        )
+        if not count:
+            raise SystemExit(f"{PAGE.name} has no place for {name}")
+    PAGE.write_text(page)
+    chart([r for name, r in found.items() if name.startswith("train-")])
+
+
+if __name__ == "__main__":
+    main()
