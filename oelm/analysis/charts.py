@@ -224,6 +224,8 @@ def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
         if len(ticks) > most:
             break
         best = ticks
+        if len(best) > 3:
+            break
     return best if len(best) > 2 else _even_ticks(low, high)
 
 
