@@ -23,7 +23,8 @@ def test_a_finished_run_gives_its_numbers(tmp_path):
     assert run.finished
     assert not run.problems
     assert run.value("ppl") == pytest.approx(math.exp(run.value("loss")))
-    assert run.value("test_ppl") == run.value("ppl")
+    assert run.value("test_ppl") == pytest.approx(math.exp(run.value("test_loss")))
+    assert run.value("test_ppl") > run.value("ppl")
     assert run.value("frozen") == 131_072
     assert run.value("frozen_share") == pytest.approx(131_072 / 1_064_960)
     assert run.value("steps_per_hour") == pytest.approx(3600 / run.value("step_time"))
