@@ -4,7 +4,6 @@ python docs/performance/write.py. The files come from `make bench`; see docs/per
 """
 
 import json
-import re
 from pathlib import Path
 
 import altair as alt
@@ -48,7 +47,8 @@ def methods(result):
 
 def generation(results):
     lines = [
-        "| model | batch | ours, ms/token | Hugging Face, ms/token | their time of ours (95 %) | of the bandwidth bound |",
+        "| model | batch | ours, ms/token | Hugging Face, ms/token | their time of ours (95 %) | "
+        "of the bandwidth bound |",
         "|---|---|---|---|---|---|",
     ]
     for r in results:
@@ -95,12 +95,12 @@ def main():
         tables["generate"] = generation(generated)
     page = PAGE.read_text()
     for name, lines in tables.items():
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        page, count = re.subn(
-            pattern, lambda m: m[1] + "\n".join(lines) + "\n" + m[2], page, flags=re.S
-        )
-        if not count:
+        opening, closing = f"<!-- {name} -->\n", "<!-- end -->"
+        if opening not in page:
             raise SystemExit(f"{PAGE.name} has no place for {name}")
+        before, rest = page.split(opening)
+        after = rest.split(closing, 1)[1]
+        page = before + opening + "\n".join(lines) + "\n" + closing + after
     PAGE.write_text(page)
     chart([r for name, r in found.items() if name.startswith("train-")])
 
