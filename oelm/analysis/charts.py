@@ -25,6 +25,8 @@ WIDTH = 620
 HALF = 260
 ROUGHLY = "datum.value == 0 ? '0' : format(datum.value, '~s')"
 """Labels such as 20k, and 0 rather than 0k."""
+STEPS = "format(datum.value, datum.value < 10000 ? ',' : '~s')"
+"""Steps as they are counted, until that takes too much room."""
 PLAIN = ",~r"
 """Labels such as 0.003, 50 and 2,000: never an exponent."""
 LETTER = 6.6
@@ -208,7 +210,7 @@ def step_axis(words: Words, last: float) -> Axis:
     return Axis(
         words("axis_step"),
         alt.Scale(domain=[0, last * 1.015], nice=False),  # room for half a point at the end
-        alt.Axis(labelExpr=ROUGHLY, tickCount=6, grid=False),
+        alt.Axis(labelExpr=STEPS, tickCount=6, grid=False),
     )
 
 

@@ -78,11 +78,13 @@ def _by_seeds(study: Study, figure: str) -> str:
 
 
 def _forest(doc: Document, study: Study, prefix: str) -> Block | None:
-    note = _by_seeds(study, "fig_forest")
+    note = doc.words(_by_seeds(study, "fig_forest")) + _margins(doc.words, study)
     title = doc.words("fig_forest", reference=study.reference.name)
-    return doc.figure(
-        prefix + "forest", title, doc.words(note), partial(intervals.forest, study=study)
-    )
+    return doc.figure(prefix + "forest", title, note, partial(intervals.forest, study=study))
+
+
+def _margins(words: Words, study: Study) -> str:
+    return words("fig_margins") if figures.margins_of(study) else ""
 
 
 def _curves(doc: Document, study: Study, prefix: str) -> list[Block | None]:
@@ -93,12 +95,13 @@ def _curves(doc: Document, study: Study, prefix: str) -> list[Block | None]:
     draw = partial(figures.curves, study=study)
     val = partial(draw, kind="val", column=study.primary, log=log)
     gap_title = words("fig_gap", reference=study.reference.name)
+    gap_note = words(_by_seeds(study, "fig_gap")) + _margins(words, study)
     gap = partial(figures.gap_curves, study=study)
     train = partial(draw, kind="train", column="loss", log=False, half=True)
     rate = partial(draw, kind="train", column="lr", log=False, half=True)
     return [
         doc.figure(prefix + "val", title, note, val),
-        doc.figure(prefix + "gap", gap_title, words(_by_seeds(study, "fig_gap")), gap),
+        doc.figure(prefix + "gap", gap_title, gap_note, gap),
         doc.figure(prefix + "train", words("fig_train"), words("fig_train_note"), train, half=True),
         doc.figure(prefix + "lr", words("fig_lr"), words("fig_lr_note"), rate, half=True),
     ]

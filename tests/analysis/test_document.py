@@ -165,6 +165,18 @@ def test_numbers_on_axes_are_plain(doc):
     assert "training time, s" in labels(doc.chart("target", web=False))
 
 
+def test_margins_are_explained_where_there_are_any(doc, tmp_path):
+    arms = {"baseline": ("baseline", 42.0), "frozen": ("oelm_v2", 46.0)}
+    folder = write_study(tmp_path, arms=arms, seeds=(0, 1), claims={}, steps=1200)
+    without = document([read_study(folder)], Words("en"))
+    for made, wanted in ((doc, True), (without, False)):
+        notes = {b["id"]: b["note"] for b in blocks(made, "figure")}
+        assert [n.endswith("margins of the claims.") for n in (notes["forest"], notes["gap"])] == [
+            wanted
+        ] * 2
+    assert {"800", "1,000"} <= set(labels(without.chart("val", web=False)))
+
+
 @pytest.mark.parametrize(
     ("unit", "most", "said"),
     [
