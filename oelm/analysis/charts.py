@@ -198,6 +198,7 @@ CONFIG: dict[str, Any] = {
         titleFontWeight="normal",
         titlePadding=8,
         labelOverlap="greedy",
+        labelSeparation=6,
     ),
     "header": alt.HeaderConfig(labelColor="#3C4149"),
     "legend": alt.LegendConfig(labelFontSize=12, labelColor="#3C4149", titleColor="#3C4149"),

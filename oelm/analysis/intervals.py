@@ -11,6 +11,7 @@ from oelm.analysis import numbers
 from oelm.analysis.charts import (
     GREY,
     HALF,
+    LETTER,
     MARGIN,
     WIDE_ONLY,
     WIDTH,
@@ -26,6 +27,10 @@ from oelm.analysis.statistics import Estimate, estimate
 from oelm.analysis.study import Arm, Study
 from oelm.analysis.verdicts import Twice, gap
 
+LABEL = 230
+"""Pixels that a row's label may take."""
+ROWS = alt.Axis(grid=False, labelLimit=LABEL, ticks=False, labelExpr="split(datum.label, '\\n')")
+
 
 def forest(canvas: Canvas, study: Study) -> Spec:
     """Each arm's gap to the reference with its interval, and the margins of the claims."""
@@ -34,7 +39,8 @@ def forest(canvas: Canvas, study: Study) -> Spec:
     for arm in study.arms.values():
         seen = gap(study, arm) if arm is not study.reference else None
         if seen is not None:
-            rows.append(_row(arm.name, arm.label, seen, log=log))
+            point = f"({arm.chosen})" if arm.chosen else ""
+            rows.append(_row(arm.name, _label(arm.name, point), seen, log=log))
     key = "axis_gap_share" if log else "axis_gap_points"
     title = canvas.words(key, reference=study.reference.name)
     rows.sort(key=lambda row: float(row["mean"]))
@@ -47,7 +53,8 @@ def decomposition(canvas: Canvas, study: Study, chain: Sequence[Arm]) -> Spec:
     for before, after in itertools.pairwise(chain):
         seen = gap(study, after, before)
         if seen is not None:
-            rows.append(_row(after.name, f"{before.name} → {after.name}", seen, log=log))
+            label = _label(before.name, f"→ {after.name}")
+            rows.append(_row(after.name, label, seen, log=log))
     total = gap(study, chain[-1], chain[0]) if len(rows) > 1 else None
     if total is not None:
         rows.append(_row("", canvas.words("total"), total, log=log))
@@ -62,9 +69,16 @@ def overview(canvas: Canvas, studies: Sequence[Study]) -> Spec:
         for arm in study.arms.values():
             seen = gap(study, arm) if arm is not study.reference else None
             if seen is not None:
-                rows.append(_row(arm.name, f"{study.name} · {arm.label}", seen, log=log))
+                label = _label(f"{study.name} ·", arm.label)
+                rows.append(_row(arm.name, label, seen, log=log))
     title = canvas.words("axis_gap_own" if log else "axis_gap_own_points")
     return _chart(canvas, rows, title, [], points=not log) if rows else None
+
+
+def _label(first: str, second: str) -> str:
+    """A row's label, on two lines where one would be cut."""
+    whole = f"{first} {second}".strip()
+    return whole if len(whole) <= LABEL / LETTER else f"{first}\n{second}"
 
 
 def _row(arm: str, label: str, seen: Estimate, *, log: bool) -> Row:
@@ -84,8 +98,7 @@ def _chart(
     """Rows of point, 90 % interval (thick) and 95 % interval (thin), in the order given."""
     every = [float(r[k]) for r in rows for k in ("mean", "low95", "high95") if k in r]
     x = gap_axis(title, [*every, *margins], points=points)
-    look = alt.Axis(grid=False, labelLimit=230, ticks=False)
-    y = alt.Y("label:N", sort=[str(r["label"]) for r in rows], title=None, axis=look)
+    y = alt.Y("label:N", sort=[str(r["label"]) for r in rows], title=None, axis=ROWS)
     arms = list(dict.fromkeys(str(r["arm"]) for r in rows))
     colour = canvas.colour(arms, legend=False)
     layers = [canvas.rows([{"at": 0}]).mark_rule(color=GREY).encode(x=x.x("at"))]
@@ -105,7 +118,8 @@ def _chart(
     said = canvas.data(rows).mark_text(align="left", dx=12, fontSize=11)
     beside = said.encode(x=alt.value(alt.expr("width")), y=y, text="said:N")
     layers.append(beside.properties(name=WIDE_ONLY))
-    return canvas.finish(alt.layer(*layers), height=26 * len(rows) + 16, width=WIDTH - 260)
+    high = 36 if any("\n" in str(r["label"]) for r in rows) else 26
+    return canvas.finish(alt.layer(*layers), height=high * len(rows) + 16, width=WIDTH - 260)
 
 
 def _bars(canvas: Canvas, rows: list[Row], x: Axis, **encoding: Any) -> list[alt.Chart]:
@@ -130,8 +144,7 @@ def confirmation(canvas: Canvas, study: Study, twice: Sequence[Twice]) -> Spec:
     title = canvas.words("axis_effect_share" if log else "axis_effect_points")
     every = [float(r[k]) for r in rows for k in ("mean", "low95", "high95") if k in r]
     x = gap_axis(title, every, points=not log)
-    look = alt.Axis(grid=False, labelLimit=230, ticks=False, labelExpr="split(datum.label, '\\n')")
-    y = alt.Y("label:N", sort=list(dict.fromkeys(r["label"] for r in rows)), title=None, axis=look)
+    y = alt.Y("label:N", sort=list(dict.fromkeys(r["label"] for r in rows)), title=None, axis=ROWS)
     offset = alt.YOffset("split:N", sort=splits, scale=alt.Scale(paddingOuter=0.5))
     colour = canvas.colour(list(dict.fromkeys(r["arm"] for r in rows)), legend=False)
     place = {"y": y, "yOffset": offset, "color": colour}

@@ -40,7 +40,7 @@ def study_sections(
         part(
             "results",
             tables.quality(words, study),
-            paragraph(words("results_note"), style="note"),
+            paragraph(words("results_note", reference=study.reference.name), style="note"),
         ),
         part("confirmation", *_confirmation(doc, study, prefix)),
         part("curves", *_curves(doc, study, prefix)),

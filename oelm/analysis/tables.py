@@ -81,7 +81,7 @@ def quality(words: Words, study: Study) -> Block | None:
         names = ["ppl", "best_ppl", "test_ppl", "loss", "bpb"]
     first, *rest = names
     heads = [words("col_arm"), words("col_seeds"), words(f"col_{first}")]
-    heads += [words("col_gap", reference=study.reference.name), words("col_interval")]
+    heads += [words("col_gap"), words("col_interval")]
     heads += [words(f"col_{name}") for name in rest]
     rows = []
     for arm in study.arms.values():

@@ -153,7 +153,7 @@ def test_log_ticks_are_round_and_few(low, high, ticks):
 def labels(spec):
     """Every text in a chart, as it is drawn."""
     svg = vl_convert.vegalite_to_svg(spec, vl_version=pictures.VEGA_LITE)
-    return re.findall(r"<text[^>]*>([^<]+)</text>", svg)
+    return re.findall(r">([^<>]+)</(?:text|tspan)>", svg)
 
 
 def test_numbers_on_axes_are_plain(doc):
@@ -396,6 +396,18 @@ def test_a_grid_gets_its_curve_and_the_chosen_point_is_named(tmp_path):
     text = json.dumps(doc.sections, ensure_ascii=False)
     assert "frozen (max_lr=0.001)" in text
     assert "flatters every arm a little" in text
+
+
+def test_long_labels_take_two_lines(tmp_path):
+    names = ("gaussian-matched-trained", "orthogonal-matched-trained", "orthogonal-matched-frozen")
+    methods = ("baseline", "oelm_no_freeze", "oelm_v2")
+    arms = {name: (method, 42.0) for name, method in zip(names, methods, strict=True)}
+    folder = write_study(tmp_path, arms=arms, seeds=(0, 1), claims={})
+    doc = document([read_study(folder)], Words("en"))
+    drawn = "".join(labels(doc.chart("parts", web=False)))
+    for name in names:
+        assert name in drawn
+    assert "…" not in drawn
 
 
 def test_several_studies_stand_side_by_side(study_folder, tmp_path):
