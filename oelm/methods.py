@@ -204,6 +204,9 @@ def _qk(name: str, about: str, *, temperature: bool = False, **treatment: Any) -
 
 FROZEN = Treatment(init="headwise", trains="never")
 IDENTITY = Treatment(init="identity", trains="never")
+NEIGHBOUR = Treatment(init="identity_shift", trains="never")
+# At the rate of the matrices a kernel is still growing when training ends.
+KERNEL: dict[str, Any] = {"kernel": True, "small_lr": 10.0}
 
 METHODS: dict[str, Method] = {
     m.name: m
@@ -244,7 +247,7 @@ METHODS: dict[str, Method] = {
             name="identity_qk",
             about="neither Q nor K has a matrix: Q reads its slice, K its neighbour's",
             q=IDENTITY,
-            k=Treatment(init="identity_shift", trains="never"),
+            k=NEIGHBOUR,
         ),
         Method(
             name="identity_lowrank",
@@ -273,6 +276,31 @@ METHODS: dict[str, Method] = {
             init="headwise",
             trains="never",
             bias=True,
+        ),
+        Method(
+            name="oelm_kernel",
+            about="oelm_v2 with a trained kernel of distance in each head",
+            q=FROZEN,
+            k=FROZEN,
+            **KERNEL,
+        ),
+        Method(
+            name="identity_kernel",
+            about="identity_qk with a trained kernel of distance in each head: no Q/K matrix at all",
+            q=IDENTITY,
+            k=NEIGHBOUR,
+            **KERNEL,
+        ),
+        Method(
+            name="identity_q_kernel",
+            about="identity_q with a trained kernel of distance in each head",
+            q=IDENTITY,
+            **KERNEL,
+        ),
+        Method(
+            name="baseline_kernel",
+            about="baseline with a trained kernel of distance in each head: what the kernel alone gives",
+            **KERNEL,
         ),
         _qk(
             "oelm_lowrank",

@@ -9,7 +9,8 @@ def test_the_named_methods_are_all_there():
         "baseline", "oelm_v2", "oelm_random", "oelm", "oelm_no_freeze", "oelm_v1_no_freeze",
         "random_matched", "oelm_hadamard", "oelm_q_only", "oelm_k_only", "identity_q", "identity_qk",
         "identity_lowrank", "oelm_temperature", "oelm_gain", "oelm_bias", "oelm_lowrank", "oelm_thaw",
-        "oelm_layers", "qk_ffn",
+        "oelm_layers", "qk_ffn", "oelm_kernel", "identity_kernel", "identity_q_kernel",
+        "baseline_kernel",
     }  # fmt: skip
     assert method("gpt") is METHODS["baseline"]
 
