@@ -62,6 +62,37 @@ def step_flops(
     return sum(part.total for part in step_parts(config, method, batch_size, causal=causal))
 
 
+def step_memory(
+    config: ModelConfig,
+    *,
+    trainable: int,
+    frozen: int,
+    sequences: int,
+    logits: int,
+    activation_checkpointing: bool = False,
+) -> dict[str, int]:
+    """Bytes that a float32 step on `sequences` at a time holds at its peak, part by part.
+
+    `logits` are those held at once. What backward needs of a block, per token: two residual streams, two
+    normed ones, q, k, v and what the heads read (8 · d_model, and 2 more where q and k are rotated), and
+    the MLP's hidden layer before and after its activation. On a CPU the program itself comes on top.
+    """
+    gated = 2 if config.activation == "swiglu" else 1
+    wide = 10 if config.positions == "rope" else 8
+    block = wide * config.d_model + (1 + gated) * config.d_ff
+    rows = sequences * config.seq_len
+    layers = config.n_layers
+    kept = layers * config.d_model + block if activation_checkpointing else layers * block
+    return {
+        "weights": 4 * (trainable + frozen),
+        "gradients": 4 * trainable,
+        "optimizer": 8 * trainable,
+        "activations": 4 * rows * (kept + 3 * config.d_model),
+        "backward": 4 * rows * (2 * config.d_ff + 4 * config.d_model),
+        "logits": 4 * logits,
+    }
+
+
 def _projection(
     name: str, config: ModelConfig, treatment: Treatment, rows: int, inner: int, outer: int
 ) -> Part:

@@ -1,5 +1,6 @@
 """What one run is: every choice that shapes it, with the source recipe as defaults. No torch."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ class TrainConfig:
     """Sequences per optimizer step, over all processes and accumulation steps together."""
     grad_accumulation: int = 1
     """Split each batch into this many pieces to save memory; the result is the same."""
+    max_memory: str | None = None
+    """Such as `4GB`: split each batch into as many more pieces as it takes to stay below."""
     max_lr: float = 3e-4
     min_lr: float | None = None
     """The last learning rate; a tenth of `max_lr` if not given."""
@@ -97,6 +100,10 @@ class TrainConfig:
         ):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_memory is not None:
+            if self.task != "language":
+                raise UserError("max_memory is for language models; set grad_accumulation yourself")
+            memory_bytes(self.max_memory)
         if self.probes and self.task != "language":
             raise UserError("probes look into language models; drop `probes` for classification")
         if not self.max_lr > 0:
@@ -149,3 +156,16 @@ class TrainConfig:
     def last_lr(self) -> float:
         """The learning rate at the end."""
         return self.max_lr / 10 if self.min_lr is None else self.min_lr
+
+
+def memory_bytes(text: str) -> int:
+    """`4GB`, `500 MB` or `1.5GiB` in bytes."""
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+    try:
+        number = float(found[1]) if found else 0.0
+    except ValueError:
+        number = 0.0
+    if not found or not number:
+        raise UserError(f"max_memory must be a size such as 4GB, not '{text}'")
+    power = " KMGT".index(found[2].upper() or " ")
+    return int(number * (1024 if found[3] else 1000) ** power)

@@ -17,7 +17,7 @@ from torch import Tensor
 from oelm.errors import UserError
 from oelm.freezing import Gates, Plan, audit, hashes
 from oelm.model.loss import IGNORED
-from oelm.train import checkpoint, parallel, precision, timing
+from oelm.train import checkpoint, fitting, parallel, precision, timing
 from oelm.train.classification import ClassificationTask
 from oelm.train.closing import write_summaries
 from oelm.train.config import TrainConfig
@@ -97,6 +97,7 @@ class Trainer:
         scaled = self.precision.name == "fp16"
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
         self.guard = Guard(self.optimizer, config.skip_bad_steps, self.device, scaled=scaled)
+        self.pieces = fitting.pieces(config, self.model, group.world, self.device)
         self.lanes = Lanes() if self.splits() else None
         self.window = torch.zeros(2, device=self.device)
         self.state = State(
@@ -113,7 +114,7 @@ class Trainer:
             and torch.get_num_threads() > 1
             and config.task == "language"
             and config.dropout == 0
-            and config.grad_accumulation == 1
+            and self.pieces == 1
             and config.batch_size % 2 == 0
             and not config.compile
         )
@@ -177,7 +178,7 @@ class Trainer:
             zlib.crc32(f"{config.seeds['data_seed']} {step} {self.group.rank}".encode())
         )
 
-        n = 2 if self.lanes else config.grad_accumulation
+        n = 2 if self.lanes else self.pieces
         pieces = list(zip(*(t.chunk(n) for t in batch), strict=True))
         if self.lanes:
             losses = self.lanes.map(lambda piece: self.backward(piece, 1 / n), pieces)

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 FREE = {
     "out_dir", "device", "compile", "parallel", "activation_checkpointing", "deterministic",
     "threads", "keep", "log_interval", "save_interval", "skip_bad_steps", "resume", "track", "test",
-    "grad_accumulation",
+    "max_memory", "grad_accumulation",
     # Compared in their resolved form.
     "method", "model", "dataset", "seed", "init_seed", "data_seed", "frozen_seed",
 }  # fmt: skip

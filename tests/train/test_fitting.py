@@ -1,0 +1,78 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from oelm import GPT, ModelConfig
+from oelm.errors import UserError
+from oelm.train.config import TrainConfig, memory_bytes
+from oelm.train.fitting import PROGRAM, estimate, pieces
+from oelm.train.loop import train
+from tests.train.runs import metrics
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+SHAPE = ModelConfig.preset("nano", n_layers=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4GB", 4 * 10**9), ("500 MB", 5 * 10**8), ("1.5GiB", 3 * 2**29), ("2g", 2 * 10**9), ("7", 7)],
+)
+def test_sizes(text, size):
+    assert memory_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "much", "4 apples", "1.2.3GB", "-1GB", "0GB"])
+def test_no_size(text):
+    with pytest.raises(UserError, match="such as 4GB"):
+        TrainConfig(max_memory=text)
+
+
+def test_the_fewest_pieces_that_fit():
+    model = GPT(SHAPE, seed=None)
+    config = TrainConfig(batch_size=12, model="nano,n_layers=2", max_memory="1TB")
+    assert pieces(config, model, 1, CPU) == 1
+    for sequences, wanted in ((6, 2), (4, 3), (1, 12)):
+        just = estimate(config, model, sequences, CPU)
+        enough = TrainConfig(batch_size=12, model="nano,n_layers=2", max_memory=f"{just}B")
+        assert pieces(enough, model, 1, CPU) == wanted
+        assert pieces(enough, model, 1, GPU) <= wanted
+    with pytest.raises(UserError, match=r"even one sequence at a time needs about 0\.4 GB"):
+        pieces(TrainConfig(batch_size=12, max_memory="1MB"), model, 1, CPU)
+
+
+def test_a_run_in_pieces_learns_the_same(tiny):
+    model = GPT(ModelConfig.preset("nano"), seed=None)
+    assert estimate(tiny("any"), model, 1, CPU) > PROGRAM
+    whole, split = (
+        train(tiny(out, dropout=0.0, grad_accumulation=n)) for out, n in (("a", 1), ("b", 4))
+    )
+    losses = [[line["loss"] for line in metrics(f) if "loss" in line] for f in (whole, split)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+MEASURE = """
+import sys, torch
+from oelm.bench import random_batch, trainer
+from oelm.methods import METHODS
+from oelm.model.config import ModelConfig
+from oelm.train.fitting import estimate
+shape = ModelConfig.from_spec(sys.argv[1])
+own = trainer(METHODS["baseline"], shape, int(sys.argv[2]), "cpu")
+for _ in range(2):
+    own.step(random_batch(shape, int(sys.argv[2]), own.device))
+peak = int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) * 1024
+print(estimate(own.config, own.model, int(sys.argv[2]), own.device) / peak)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
+@pytest.mark.parametrize(
+    ("model", "batch"), [("nano", 64), ("nano,positions=rope", 64), ("mini", 16)]
+)
+def test_the_estimate_is_near_what_is_measured(model, batch):
+    command = [sys.executable, "-c", MEASURE, model, str(batch)]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert 0.85 < float(result.stdout) < 1.15
