@@ -73,13 +73,13 @@ class Attention(nn.Module):
         """
         B, T, D = x_BTD.shape
         q_BHTE, k_BHTE = self.queries_and_keys(x_BTD, rotation, at_B, mask, cache, start)
-        v_BHTE = self._heads(self.v(x_BTD))
+        v_BHTE = self.heads(self.v(x_BTD))
         if cache is not None:
             cache["k"][:, :, start : start + T] = k_BHTE
             cache["v"][:, :, start : start + T] = v_BHTE
             k_BHTE, v_BHTE = cache["k"][:, :, : start + T], cache["v"][:, :, : start + T]
 
-        bias = self._bias(T, start, mask, q_BHTE, at_B)
+        bias = self.logit_bias(T, start, mask, q_BHTE, at_B)
         y_BHTE = F.scaled_dot_product_attention(
             q_BHTE,
             k_BHTE,
@@ -101,12 +101,25 @@ class Attention(nn.Module):
         cache: Cache | None = None,
         start: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """What the heads compare: projected, shifted, normalised, turned by position, and scaled."""
+        """What the heads compare."""
         asking_BTD = x_BTD if at_B is None else take(x_BTD, at_B)
         q_BTD, k_BTD = self.q(asking_BTD), self.k(x_BTD)
+        return self.placed(q_BTD, k_BTD, rotation, at_B, mask, cache, start)
+
+    def placed(
+        self,
+        q_BTD: Tensor,
+        k_BTD: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        at_B: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+        start: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """Projected queries and keys, by head: shifted, normalised, turned by position, and scaled."""
         if self.shift_share is not None:
             k_BTD = shifted(k_BTD, self.shift_share, mask, cache, start)
-        q_BHTE, k_BHTE = self._heads(q_BTD), self._heads(k_BTD)
+        q_BHTE, k_BHTE = self.heads(q_BTD), self.heads(k_BTD)
         if self.q_norm is not None and self.k_norm is not None:
             q_BHTE, k_BHTE = self.q_norm(q_BHTE), self.k_norm(k_BHTE)
         if rotation is not None:
@@ -123,12 +136,13 @@ class Attention(nn.Module):
             q_BHTE = q_BHTE * self.temperature[:, None, None]
         return q_BHTE, k_BHTE
 
-    def _heads(self, x_BTD: Tensor) -> Tensor:
+    def heads(self, x_BTD: Tensor) -> Tensor:
+        """[B, T, D] → [B, H, T, E]."""
         B, T, _ = x_BTD.shape
         return x_BTD.view(B, T, self.n_heads, -1).transpose(1, 2)
 
-    def _bias(
-        self, T: int, start: int, mask: Tensor | None, like: Tensor, at_B: Tensor | None
+    def logit_bias(
+        self, T: int, start: int, mask: Tensor | None, like: Tensor, at_B: Tensor | None = None
     ) -> Tensor | None:
         """What is added to the logits: nothing where `is_causal` says it all."""
         plain = self.relative_bias is None

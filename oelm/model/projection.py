@@ -135,6 +135,23 @@ class Projection(nn.Module):
             y = y * self.gain
         return y if self.bias is None else y + self.bias
 
+    def merged(self, like: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The whole projection as one matrix [in, out], where and as `like` is, and one bias."""
+        if self.weight is None:
+            eye = torch.eye(self.in_features, dtype=like.dtype, device=like.device)
+            matrix = self._read(eye)
+        elif self.frozen_weight is not None:
+            matrix = torch.cat([self.frozen_weight, self.weight]).T
+        else:
+            matrix = self.weight.T
+        if self.low_rank_in is not None and self.low_rank_out is not None:
+            matrix = matrix + (self.low_rank_out @ self.low_rank_in).T
+        if self.gain is not None:
+            matrix = matrix * self.gain
+        if self.input_gain is not None:
+            matrix = matrix * self.input_gain[:, None]
+        return matrix, self.bias
+
     def _read(self, x: Tensor) -> Tensor:
         """The slices of x that an identity projection reads; a view where it can be one."""
         if self.order is not None:

@@ -34,9 +34,13 @@ class MLP(nn.Module):
         if self.gate is not None:
             h = F.silu(self.gate(x)) * self.up(x)
         else:
-            h = F.gelu(self.up(x), approximate="tanh" if self.activation == "gelu_tanh" else "none")
+            h = self.activate(self.up(x))
         y: Tensor = self.down(h)
         return y
+
+    def activate(self, x: Tensor) -> Tensor:
+        """GELU, exact or by tanh."""
+        return F.gelu(x, approximate="tanh" if self.activation == "gelu_tanh" else "none")
 
 
 class Block(nn.Module):

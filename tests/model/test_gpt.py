@@ -188,10 +188,26 @@ def test_rope_sees_distance_only():
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(
-    "spec", ["baseline", "oelm_v2", "identity_lowrank", "oelm_v2,shift=half", "oelm_v2,kernel=true"]
+    "spec",
+    [
+        "baseline",
+        "oelm_v2",
+        "identity_lowrank",
+        "oelm_v2,shift=half",
+        "oelm_v2,kernel=true",
+        "oelm_gain,qk.bias=true,qk.input_gain=true",
+        "oelm_v2,qk.trains=ratio,qk.freeze_ratio=0.5,qk.ratio_of=heads",
+    ],
 )
-def test_generation_with_cache_equals_that_without(options, spec):
+@pytest.mark.parametrize("laid_out_anew", [False, True])
+def test_generation_with_cache_equals_that_without(options, spec, laid_out_anew, monkeypatch):
+    monkeypatch.setattr("oelm.model.gpt.COPY_WEIGHTS_FROM", 1 if laid_out_anew else 1000)
     model = tiny(spec, **options)
+    with torch.no_grad():  # gains, low-rank updates and kernels that do something
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(1)
+            )
     prompt = tokens(2, 5)
     cached = torch.stack(list(model.generate(prompt, 24, temperature=0)), dim=1)
     window, plain = prompt, []

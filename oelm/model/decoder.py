@@ -1,0 +1,100 @@
+"""A GPT laid out for one token at a time.
+
+With one row, a step is mostly the calls around its products, and reading weights. So q, k and v become
+one product; gains and low-rank updates are merged into their matrices; and matrices lie as [in, out],
+which a CPU multiplies with one row up to twice as fast. The weights are copied once for that.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from oelm.model.attention import Cache
+from oelm.model.projection import Projection
+from oelm.model.transformer import Block
+
+if TYPE_CHECKING:
+    from oelm.model.gpt import GPT
+
+
+class Linear:
+    """Some projections of the same input as one product."""
+
+    def __init__(self, like: Tensor, *projections: Projection) -> None:
+        parts = [projection.merged(like) for projection in projections]
+        self.matrix = torch.cat([matrix for matrix, _ in parts], dim=1).contiguous()
+        self.bias = None
+        if any(bias is not None for _, bias in parts):
+            self.bias = torch.cat(
+                [m.new_zeros(m.shape[1]) if bias is None else bias for m, bias in parts]
+            )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[B, in] → [B, out]."""
+        return x @ self.matrix if self.bias is None else torch.addmm(self.bias, x, self.matrix)
+
+
+class Decoder:
+    """Computes `GPT.hidden` and the logits for one new token of each row."""
+
+    def __init__(self, model: "GPT") -> None:
+        self.model = model
+        self.layers = [_Layer(block, model.head_weight) for block in model.blocks]  # type: ignore[arg-type]
+        self.head_DV = model.head_weight.T.contiguous()
+
+    def logits(self, tokens_B: Tensor, caches: Sequence[Cache], start: int) -> Tensor:
+        """Logits [B, V] after the token at position `start`; the caches hold all before it."""
+        model = self.model
+        x_BD = model.token_embedding.weight[tokens_B]
+        if model.position_embedding is not None:
+            x_BD = x_BD + model.position_embedding.weight[start]
+        rotation = (
+            (model.cos[start : start + 1], model.sin[start : start + 1]) if model.turns else None
+        )
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x_BD = layer(x_BD, rotation, cache, start)
+        h: Tensor = model.final_norm(x_BD)
+        return h @ self.head_DV
+
+
+class _Layer:
+    def __init__(self, block: Block, like: Tensor) -> None:
+        self.block = block
+        attention, mlp = block.attention, block.mlp
+        self.qkv, self.o = (
+            Linear(like, attention.q, attention.k, attention.v),
+            Linear(like, attention.o),
+        )
+        self.up, self.down = Linear(like, mlp.up), Linear(like, mlp.down)
+        self.gate = Linear(like, mlp.gate) if mlp.gate is not None else None
+
+    def __call__(
+        self, x_BD: Tensor, rotation: tuple[Tensor, Tensor] | None, cache: Cache, start: int
+    ) -> Tensor:
+        attention, mlp = self.block.attention, self.block.mlp
+        B, D = x_BD.shape
+        q_B1D, k_B1D, v_B1D = self.qkv(_norm(self.block.attention_norm, x_BD))[:, None].chunk(
+            3, dim=-1
+        )
+        q, k = attention.placed(q_B1D, k_B1D, rotation, cache=cache, start=start)
+        cache["k"][:, :, start : start + 1] = k
+        cache["v"][:, :, start : start + 1] = attention.heads(v_B1D)
+        y = F.scaled_dot_product_attention(
+            q,
+            cache["k"][:, :, : start + 1],
+            cache["v"][:, :, : start + 1],
+            attn_mask=attention.logit_bias(1, start, None, q),
+        )
+        x_BD = x_BD + self.o(y.view(B, D))
+        h = _norm(self.block.mlp_norm, x_BD)
+        wide = self.up(h)
+        hidden = F.silu(self.gate(h)) * wide if self.gate is not None else mlp.activate(wide)
+        return x_BD + self.down(hidden)
+
+
+def _norm(norm: nn.Module, x: Tensor) -> Tensor:
+    y: Tensor = norm(x)
+    return y
