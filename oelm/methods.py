@@ -17,7 +17,6 @@ Init = Literal[
     "normal", "xavier", "matched", "headwise", "global", "hadamard",
     "identity", "identity_shift", "identity_shuffle", "keep",
 ]  # fmt: skip
-Shift = Literal["none", "half", "learned"]
 Trains = Literal["always", "never", "layers", "ratio", "late", "every"]
 
 # Projections made of nothing: the model reads slices of its input instead of multiplying.
@@ -141,12 +140,9 @@ class Method:
     kernel: bool = False
     """A learned kernel of distance in each head: a trained vector is added to its queries and one to
     its keys, both turned by position as in RoPE, whatever tells the model its positions."""
-    shift: Shift = "none"
-    """Which keys speak of the token before their own: none · half (those of every second head) ·
-    learned (a trained share per channel, which starts as `half`)."""
     small_lr: float = 1.0
     """Learning-rate multiplier of the vectors that stand in for frozen matrices: gains, temperatures,
-    kernels, shifts, and the biases of q and k. AdamW moves each number by at most the learning rate per step,
+    kernels, and the biases of q and k. AdamW moves each number by at most the learning rate per step,
     which is much for a matrix entry of 0.02 and little for a gain of 1."""
     lr_by_layer: tuple[float, ...] = ()
     """Learning-rate multipliers, one per layer from the bottom; empty for none."""
@@ -386,7 +382,6 @@ def freeze_qk(spec: str, frozen: bool) -> str:
         if all(known.treatment(p) == wanted.treatment(p) for p in PROJECTIONS) and (
             known.temperature == wanted.temperature
             and known.kernel == wanted.kernel
-            and known.shift == wanted.shift
             and known.small_lr == wanted.small_lr
             and known.lr_by_layer == wanted.lr_by_layer
         ):

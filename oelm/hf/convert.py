@@ -116,10 +116,10 @@ def _check(model: nn.Module, chosen: Method, sites: list[Site]) -> None:
             f"method {chosen.name}: a temperature per head is part of OELM's own attention; for a converted "
             "model write temperature=false (a gain on q, as in q.gain=true, can do the same)"
         )
-    if chosen.kernel or chosen.shift != "none":
+    if chosen.kernel:
         raise UserError(
-            f"method {chosen.name}: kernels and shifts are part of OELM's own attention; for a converted "
-            "model write kernel=false and shift=none (with RoPE, qk.bias=true is a kernel)"
+            f"method {chosen.name}: a kernel of distance is part of OELM's own attention; for a converted "
+            "model write kernel=false,small_lr=1 (with RoPE, qk.bias=true is a kernel)"
         )
     if chosen.lr_by_layer or chosen.small_lr != 1:
         raise UserError(

@@ -131,11 +131,7 @@ class OelmForCausalLM(PreTrainedModel, GenerationMixin):
                 # Left padding sees no key at all; whatever that gives must not spread.
                 x_BTD = torch.where(mask[:, -T:, None], x_BTD, 0.0)
             if past is not None and cache is not None:
-                values = cache["v"][:, :, start:]
-                if "unshifted" in cache:  # kept beside the values, so that beams reorder it too
-                    heads = cache["unshifted"].view(len(values), T, gpt.config.n_heads, -1)
-                    values = torch.cat([values, heads.transpose(1, 2)], dim=-1)
-                past.update(cache["k"][:, :, start:], values, i)
+                past.update(cache["k"][:, :, start:], cache["v"][:, :, start:], i)
         h: Tensor = gpt.final_norm(x_BTD)
         return h
 
@@ -146,11 +142,7 @@ class OelmForCausalLM(PreTrainedModel, GenerationMixin):
         room = {name: x_BTD.new_empty(B, config.n_heads, start + T, config.d_head) for name in "kv"}
         if start:
             room["k"][:, :, :start] = past.layers[layer].keys
-            values = past.layers[layer].values
-            room["v"][:, :, :start] = values[..., : config.d_head]
-            if values.shape[-1] > config.d_head:
-                last = values[:, :, -1:, config.d_head :]
-                room["unshifted"] = last.transpose(1, 2).flatten(2)
+            room["v"][:, :, :start] = past.layers[layer].values
         return room
 
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from oelm.methods import Method, Shift
+from oelm.methods import Method
 from oelm.model.config import ModelConfig
 from oelm.model.projection import Projection
 
@@ -18,8 +18,6 @@ class Attention(nn.Module):
     view of the stream. All that can be learned about *where to look* must come through the
     residual stream that the view is taken of.
     """
-
-    shift_share: Tensor | None
 
     def __init__(self, config: ModelConfig, method: Method, layer: int, *, causal: bool) -> None:
         super().__init__()
@@ -43,20 +41,11 @@ class Attention(nn.Module):
         self.rope = config.positions == "rope"
         self.kernel_q = nn.Parameter(torch.zeros(config.d_model)) if method.kernel else None
         self.kernel_k = nn.Parameter(torch.zeros(config.d_model)) if method.kernel else None
-        self._add_shift(method.shift, config)
         distances = config.seq_len if causal else 2 * config.seq_len - 1
         relative = config.positions == "relative"
         self.relative_bias = (
             nn.Parameter(torch.zeros(config.n_heads, distances)) if relative else None
         )
-
-    def _add_shift(self, shift: Shift, config: ModelConfig) -> None:
-        """How much of the token before is in each channel of the keys: at first all of it or nothing."""
-        share_D = (torch.arange(config.d_model) // config.d_head % 2).float()  # of odd heads
-        if shift == "learned":
-            self.shift_share = nn.Parameter(share_D)
-        else:
-            self.register_buffer("shift_share", share_D if shift == "half" else None)
 
     def forward(
         self,
@@ -72,7 +61,7 @@ class Attention(nn.Module):
         With `at_B`, only that position of each row asks, and the result is [B, 1, D].
         """
         B, T, D = x_BTD.shape
-        q_BHTE, k_BHTE = self.queries_and_keys(x_BTD, rotation, at_B, mask, cache, start)
+        q_BHTE, k_BHTE = self.queries_and_keys(x_BTD, rotation, at_B)
         v_BHTE = self.heads(self.v(x_BTD))
         if cache is not None:
             cache["k"][:, :, start : start + T] = k_BHTE
@@ -97,14 +86,10 @@ class Attention(nn.Module):
         x_BTD: Tensor,
         rotation: tuple[Tensor, Tensor] | None,
         at_B: Tensor | None = None,
-        mask: Tensor | None = None,
-        cache: Cache | None = None,
-        start: int = 0,
     ) -> tuple[Tensor, Tensor]:
         """What the heads compare."""
         asking_BTD = x_BTD if at_B is None else take(x_BTD, at_B)
-        q_BTD, k_BTD = self.q(asking_BTD), self.k(x_BTD)
-        return self.placed(q_BTD, k_BTD, rotation, at_B, mask, cache, start)
+        return self.placed(self.q(asking_BTD), self.k(x_BTD), rotation, at_B)
 
     def placed(
         self,
@@ -112,13 +97,8 @@ class Attention(nn.Module):
         k_BTD: Tensor,
         rotation: tuple[Tensor, Tensor] | None,
         at_B: Tensor | None = None,
-        mask: Tensor | None = None,
-        cache: Cache | None = None,
-        start: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """Projected queries and keys, by head: shifted, normalised, turned by position, and scaled."""
-        if self.shift_share is not None:
-            k_BTD = shifted(k_BTD, self.shift_share, mask, cache, start)
+        """Projected queries and keys, by head: normalised, turned by position, and scaled."""
         q_BHTE, k_BHTE = self.heads(q_BTD), self.heads(k_BTD)
         if self.q_norm is not None and self.k_norm is not None:
             q_BHTE, k_BHTE = self.q_norm(q_BHTE), self.k_norm(k_BHTE)
@@ -152,9 +132,8 @@ class Attention(nn.Module):
         asking = (
             torch.arange(start, start + T, device=like.device) if at_B is None else at_B[:, None]
         )
-        distance = (
-            asking[..., None] - keys
-        )  # [T, keys] or, for one position of each row, [B, 1, keys]
+        # [T, keys] or, for one position of each row, [B, 1, keys]
+        distance = asking[..., None] - keys
         allowed = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
         allowed = allowed.unsqueeze(-3)
         if mask is not None:
@@ -164,20 +143,6 @@ class Attention(nn.Module):
         offset = 0 if self.causal else self.relative_bias.shape[1] // 2
         bias = self.relative_bias[:, (distance + offset).clamp(min=0)].to(like.dtype).movedim(0, -3)
         return bias.masked_fill(~allowed, float("-inf"))
-
-
-def shifted(
-    k_BTD: Tensor, share_D: Tensor, mask: Tensor | None, cache: Cache | None, start: int
-) -> Tensor:
-    """Keys mixed with the key of the token before, so that a query can ask what *followed* a token."""
-    if mask is not None:  # before the first token there is nothing, and padding is nothing
-        k_BTD = k_BTD * mask[:, -k_BTD.shape[1] :, None]
-    before_BTD = F.pad(k_BTD[:, :-1], (0, 0, 1, 0))
-    if cache is not None:
-        if start:
-            before_BTD[:, 0] = cache["unshifted"][:, -1]
-        cache["unshifted"] = k_BTD
-    return torch.lerp(k_BTD, before_BTD, share_D)
 
 
 def take(x_BTD: Tensor, at_B: Tensor) -> Tensor:

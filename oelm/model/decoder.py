@@ -79,7 +79,7 @@ class _Layer:
         q_B1D, k_B1D, v_B1D = self.qkv(_norm(self.block.attention_norm, x_BD))[:, None].chunk(
             3, dim=-1
         )
-        q, k = attention.placed(q_B1D, k_B1D, rotation, cache=cache, start=start)
+        q, k = attention.placed(q_B1D, k_B1D, rotation)
         cache["k"][:, :, start : start + 1] = k
         cache["v"][:, :, start : start + 1] = attention.heads(v_B1D)
         y = F.scaled_dot_product_attention(

@@ -59,7 +59,7 @@ def build_optimizer(
 
 
 # Vectors that only a method adds, and the biases of q and k.
-SMALL = re.compile(r"\.(gain|input_gain|temperature|kernel_[qk]|shift_share|[qk]\.bias)$")
+SMALL = re.compile(r"\.(gain|input_gain|temperature|kernel_[qk]|[qk]\.bias)$")
 
 
 def _multiplier(name: str, method: Method) -> float:

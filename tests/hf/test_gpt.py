@@ -12,7 +12,6 @@ TOKENS = torch.randint(97, (3, 20), generator=torch.Generator().manual_seed(0))
 VARIANTS = [
     ("oelm_v2", {}),
     ("identity_lowrank", {"positions": "rope", "qk_norm": True, "tie_embeddings": False}),
-    ("oelm_v2,shift=learned", {"positions": "rope"}),
     ("oelm_v2,kernel=true", {}),
     ("oelm_gain", {"positions": "relative", "norm": "rmsnorm", "activation": "swiglu"}),
 ]

@@ -82,10 +82,10 @@ def test_matrices_decay_and_nothing_else_does():
 
 
 def test_the_vectors_that_stand_in_for_a_matrix_have_their_own_rate():
-    spec = "oelm_gain,qk.bias=true,qk.input_gain=true,shift=learned,small_lr=10"
+    spec = "oelm_gain,qk.bias=true,qk.input_gain=true,kernel=true,small_lr=10"
     optimizer, groups = groups_by_name(GPT(SHAPE, method(spec)), spec)
     set_learning_rates(optimizer, CONFIG, 55)
-    for name in ("q.gain", "k.input_gain", "q.bias", "temperature", "shift_share"):
+    for name in ("q.gain", "k.input_gain", "q.bias", "temperature", "kernel_k"):
         assert groups[f"blocks.0.attention.{name}"]["lr"] == pytest.approx(5.5)
     for name in ("token_embedding.weight", "blocks.0.attention.v.weight", "blocks.1.mlp.up.bias"):
         assert groups[name]["lr"] == pytest.approx(0.55)
