@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from oelm.config import to_mapping
 from oelm.data.classification import (
@@ -177,6 +178,13 @@ class ClassificationTask:
             wanted = int(EVALUATION_SHARE * c.eval_interval * c.batch_size)
         count = min(max(wanted, 2 * c.batch_size), len(examples))
         return np.linspace(0, len(examples) - 1, count).astype(np.int64)
+
+    def flops(self, model: nn.Module, batch: Batch) -> float:
+        """As torch counts the products of one forward and backward pass."""
+        with FlopCounterMode(display=False) as counter:
+            model(*batch).backward()
+        model.zero_grad(set_to_none=True)
+        return float(counter.get_total_flops())
 
     def probe(self, model: nn.Module) -> dict[str, float]:
         """None: the probes are for language models."""

@@ -23,7 +23,7 @@ def write_summaries(
     """`samples.json` from the best weights, and `timing_stats.json`; every process must call it."""
     p, folder = state.progress, config.out_dir
     batch = next(iter(task.batches(p.step - 1, group)))
-    flops = timing.step_flops(state.model, batch)
+    flops = task.flops(state.model, batch)
     if not group.first:
         return
     best = task.build()

@@ -15,6 +15,7 @@ from oelm.config import split_spec, to_mapping
 from oelm.data.batches import Batches, evaluation_windows
 from oelm.data.dataset import Dataset
 from oelm.model.gpt import GPT
+from oelm.roofline import step_flops
 from oelm.train.config import TrainConfig
 from oelm.train.parallel import Processes
 
@@ -40,6 +41,9 @@ class Task(Protocol):
         self, forward: Callable[..., Tensor], split: str, processes: Processes, *, full: bool
     ) -> dict[str, Any]:
         """The split's metrics, `loss` among them; on a fixed stretch unless `full`."""
+
+    def flops(self, model: nn.Module, batch: Batch) -> float:
+        """Useful operations of a step on this batch."""
 
     def probe(self, model: nn.Module) -> dict[str, float]:
         """The numbers of the probes that the run asks for."""
@@ -135,6 +139,10 @@ class LanguageTask:
         bits = loss / math.log(2) * len(tokens) / self.dataset.text_bytes(split)
         ppl = math.exp(min(loss, 700.0))
         return {"loss": loss, "ppl": ppl, "bpb": bits, "tokens": int(count)}
+
+    def flops(self, model: nn.Module, batch: Batch) -> float:
+        """By arithmetic: see `oelm/roofline.py`."""
+        return step_flops(self.shape, self.method, len(batch[0]))
 
     def probe(self, model: nn.Module) -> dict[str, float]:
         """In-context copying, attention: see `oelm/probes.py`."""

@@ -7,12 +7,9 @@ import time
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from oelm.train.config import TrainConfig
 from oelm.train.state import Progress
-from oelm.train.task import Batch
 
 WARMUP_STEPS = 5  # first steps allocate memory and tune kernels
 
@@ -60,15 +57,6 @@ def matmul_peak(device: torch.device, precision: str) -> float:
     return 2 * n**3 / best
 
 
-def step_flops(model: nn.Module, batch: Batch) -> int:
-    """Matrix-product operations of one forward and backward pass over `batch`."""
-    one = tuple(t[:1] for t in batch)
-    with FlopCounterMode(display=False) as counter:
-        model(*one).backward()
-    model.zero_grad(set_to_none=True)
-    return int(counter.get_total_flops()) * len(batch[0])
-
-
 def peak_memory(device: torch.device) -> int:
     """The most memory this process held: on the GPU if it has one, else resident in RAM."""
     if device.type == "cuda":
@@ -78,7 +66,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def summary(
-    config: TrainConfig, progress: Progress, flops: int, peak: float, device: torch.device
+    config: TrainConfig, progress: Progress, flops: float, peak: float, device: torch.device
 ) -> dict[str, Any]:
     """The timing part of `timing_stats.json`."""
     steps = progress.step_seconds[WARMUP_STEPS:] or progress.step_seconds
