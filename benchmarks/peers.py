@@ -17,8 +17,9 @@ def hugging_face(ours):
     c = ours.config
     config = GPT2Config(
         vocab_size=c.vocab_size, n_positions=c.seq_len, n_embd=c.d_model, n_layer=c.n_layers,
-        n_head=c.n_heads, n_inner=c.d_ff, activation_function="gelu", attn_pdrop=0.0, embd_pdrop=0.0,
-        resid_pdrop=0.0, attn_implementation="sdpa", use_cache=False, bos_token_id=0, eos_token_id=0,
+        n_head=c.n_heads, n_inner=c.d_ff, activation_function="gelu_new" if tanh(c) else "gelu",
+        attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
+        attn_implementation="sdpa", use_cache=False, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     model = GPT2LMHeadModel(config).train()
     body = model.transformer
@@ -52,7 +53,8 @@ class TorchGPT(nn.Module):
         self.tokens = nn.Embedding(c.vocab_size, c.d_model)
         self.positions = nn.Embedding(c.seq_len, c.d_model)
         layer = nn.TransformerEncoderLayer(
-            c.d_model, c.n_heads, c.d_ff, dropout=0.0, activation=F.gelu, batch_first=True,
+            c.d_model, c.n_heads, c.d_ff, dropout=0.0, activation=nn.GELU("tanh" if tanh(c) else "none"),
+            batch_first=True,
             norm_first=True,
         )  # fmt: skip
         self.layers = nn.TransformerEncoder(
@@ -119,6 +121,9 @@ def x_transformers(ours):
         ]
         for bias in (mlp.ff[0][0].bias, mlp.ff[2].bias):
             nn.init.zeros_(bias)
+    for module in model.modules():
+        if isinstance(module, nn.GELU):
+            module.approximate = "tanh" if tanh(c) else "none"
     _fill(values)
 
     def loss(x, y):
@@ -126,6 +131,10 @@ def x_transformers(ours):
         return F.linear_cross_entropy(h.flatten(0, 1), model.token_emb.emb.weight, y.flatten())
 
     return model, loss
+
+
+def tanh(c):
+    return c.activation == "gelu_tanh"
 
 
 def _fill(values):

@@ -4,8 +4,8 @@ python -m benchmarks.train [--workload nano] [--rounds 9] [--json FILE]
 
 Each contender lives in a process of its own, so that its peak memory is its own. They take turns, and
 ratios are taken within a round, so that a noisy moment is shared by all. Before anything is timed, every
-contender must show the same first loss from the same weights, and nearly the same one a few steps on
-(peers have a few more or fewer biases).
+contender must show the same first loss from the same weights, to 0.001, and the same to 0.02 three
+updates later (peers have a few more or fewer biases).
 """
 
 import argparse
@@ -22,20 +22,22 @@ from pathlib import Path
 import torch
 
 from benchmarks import peers
-from oelm.bench import Ratio, peak_flops, random_batch, trainer
+from oelm.bench import Ratio, random_batch, trainer
 from oelm.methods import METHODS
 from oelm.model.config import ModelConfig
 from oelm.roofline import step_flops
+from oelm.train.timing import matmul_peak, peak_memory
 
 WORKLOADS = {"nano": 16, "medium-512": 8, "gpt2-124m": 1}
 SECONDS_PER_TURN = 3.0
-STEPS_TO_AGREE = 3
+STEPS_TO_AGREE = 4
+RECIPE = {"precision": "fp32", "max_lr": 3e-4, "warmup": 0, "schedule": "constant"}
 CPU = torch.device("cpu")
 
 
 def ours(method, shape, batch_size):
     """The step of the training loop itself, with everything that belongs to it."""
-    own = trainer(METHODS[method], shape, batch_size, "cpu")
+    own = trainer(METHODS[method], shape, batch_size, "cpu", **RECIPE)
     batch = random_batch(shape, batch_size, CPU)
 
     def step():
@@ -48,7 +50,7 @@ def ours(method, shape, batch_size):
 
 def peer(make, shape, batch_size):
     """The usual loop around somebody else's model, with the settings of ours."""
-    own = trainer(METHODS["baseline"], shape, batch_size, "cpu")
+    own = trainer(METHODS["baseline"], shape, batch_size, "cpu", **RECIPE)
     model, loss_of = make(own.model)
     groups = [
         {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.1},
@@ -57,16 +59,10 @@ def peer(make, shape, batch_size):
     optimizer = torch.optim.AdamW(
         groups, lr=own.config.max_lr, betas=(own.config.beta1, own.config.beta2), fused=True
     )
-    warmup = own.config.warmup_steps
     del own
     x, y = random_batch(shape, batch_size, CPU)
-    done = 0
 
     def step():
-        nonlocal done
-        done += 1
-        for group in optimizer.param_groups:
-            group["lr"] = optimizer.defaults["lr"] * min(1, done / max(1, warmup))
         loss = loss_of(x, y)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -97,12 +93,7 @@ def contender(name, workload):
             step()
             steps += 1
         seconds = (time.perf_counter() - began) / steps
-        print(json.dumps([seconds, peak_flops(CPU), high_water_mark()]), flush=True)
-
-
-def high_water_mark():
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+        print(json.dumps([seconds, matmul_peak(CPU, "fp32"), peak_memory(CPU)]), flush=True)
 
 
 def compare(workload, rounds):

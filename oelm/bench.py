@@ -2,7 +2,6 @@
 
 import functools
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +9,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from scipy import stats
-from torch import Tensor
+from torch import Tensor, nn
 
-from oelm.methods import Method
+from oelm.config import to_mapping
+from oelm.errors import UserError
+from oelm.methods import PROJECTIONS, Method
 from oelm.model.config import ModelConfig
 from oelm.model.gpt import GPT
 from oelm.model.loss import linear_cross_entropy
@@ -23,10 +24,9 @@ from oelm.train.console import Console
 from oelm.train.loop import Trainer
 from oelm.train.parallel import processes
 from oelm.train.record import Record
-from oelm.train.timing import synchronise
+from oelm.train.timing import matmul_peak, timed
 
 WARMUP = 2
-PEAK_SHAPES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 512, 2048))
 
 
 class _RandomTokens:
@@ -39,14 +39,23 @@ class _RandomTokens:
         return GPT(self.shape, self.method, 0)
 
 
-def trainer(method: Method, shape: ModelConfig, batch_size: int, device: str = "auto") -> Trainer:
+def trainer(
+    method: Method, shape: ModelConfig, batch_size: int, device: str = "auto", **rest: Any
+) -> Trainer:
     """A trainer that can take steps, but has no folder and no data."""
+    changing = [p for p in PROJECTIONS if method.treatment(p).trains in ("late", "every")]
+    if changing:
+        raise UserError(
+            f"{method.name} changes in the course of training; there is no one step to time"
+        )
     config = TrainConfig(
-        method=method.name,
+        method=to_mapping(method),
+        model=to_mapping(shape),
         batch_size=batch_size,
         dropout=shape.dropout,
         device=device,
         max_steps=10**6,
+        **rest,
     )
     with processes(config) as group:
         record, console = Record(config, writes=False), Console(config, first=False)
@@ -61,26 +70,6 @@ def random_batch(
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(shape.vocab_size, (batch_size, shape.seq_len + 1), generator=draw)
     return ids[:, :-1].contiguous().to(device), ids[:, 1:].contiguous().to(device)
-
-
-def timed(work: Callable[[], Any], device: torch.device) -> float:
-    """Seconds that `work` takes, with all that it leaves to the device."""
-    synchronise(device)
-    began = time.perf_counter()
-    work()
-    synchronise(device)
-    return time.perf_counter() - began
-
-
-def peak_flops(device: torch.device) -> float:
-    """Operations per second of the best of several matrix products, here and now."""
-    best = 0.0
-    for m, k, n in PEAK_SHAPES:
-        product = functools.partial(
-            torch.mm, torch.ones(m, k, device=device), torch.ones(k, n, device=device)
-        )
-        best = max(best, 2 * m * k * n / min(timed(product, device) for _ in range(3)))
-    return best
 
 
 @dataclass(frozen=True)
@@ -113,10 +102,10 @@ def compare(
     of the first method's time that a step is shorter by, `possible` the share of its arithmetic that
     the method does without.
     """
-    steps, where = {}, torch.device("cpu")
+    steps, where, precision = {}, torch.device("cpu"), "fp32"
     for m in methods:
         own = trainer(m, shape, batch_size, device)
-        where = own.device
+        where, precision = own.device, own.precision.name
         steps[m.name] = functools.partial(own.step, random_batch(shape, batch_size, where))
         for _ in range(WARMUP):
             steps[m.name]()
@@ -124,7 +113,7 @@ def compare(
     seconds: dict[str, list[float]] = {name: [] for name in names}
     peaks = []
     for i in range(rounds):
-        peaks.append(peak_flops(where))
+        peaks.append(matmul_peak(where, precision))
         first = i % len(names)
         for name in names[first:] + names[:first]:
             seconds[name].append(timed(steps[name], where))
@@ -148,8 +137,8 @@ def compare(
             }
         )
     peak = statistics.median(peaks) / 1e9
-    return {"device": str(where), "threads": torch.get_num_threads(), "rounds": rounds,
-            "peak_gflops": peak, "rows": rows}  # fmt: skip
+    return {"device": str(where), "precision": precision, "threads": torch.get_num_threads(),
+            "rounds": rounds, "peak_gflops": peak, "rows": rows}  # fmt: skip
 
 
 def explain(
@@ -157,78 +146,84 @@ def explain(
 ) -> dict[str, Any]:
     """A step part by part: the time that its arithmetic needs at the peak, and the time it takes.
 
-    Each part is measured alone, forward and backward, on inputs of the real shape and in as many lanes
-    as the step has, and times the number of layers; "the rest" is what the whole step takes beyond
-    them: norms, activations, residuals, clipping, the optimizer, and Python.
+    Each part is measured alone, in all layers, forward and backward, on inputs of the real shape and in
+    as many lanes as the step has; "the rest" is what the whole step takes beyond them: norms,
+    activations, residuals, clipping, the optimizer, and Python.
     """
     own = trainer(method, shape, batch_size, device)
-    where = own.device
-    step = functools.partial(own.step, random_batch(shape, batch_size, where))
+    where, precision, lanes = own.device, own.precision, own.lanes
     model = own.model
     assert isinstance(model, GPT)
-    parts = {part.name: part for part in step_parts(shape, method, batch_size)}
-    works = _parts(model, batch_size, where)
-    if lanes := own.lanes:
-        halves = _parts(model, batch_size // 2, where)
-        works = {n: functools.partial(lanes.map, lambda w: w(), [w, w]) for n, w in halves.items()}
-    step()
-    for work in works.values():
-        work()
-    whole, peaks = [], []
+    works: dict[str, Callable[[], Any]]
+    works = {"step": functools.partial(own.step, random_batch(shape, batch_size, where))}
+    for name, work in _parts(model, batch_size // 2 if lanes else batch_size, where).items():
+
+        def in_lanes(_: int, work: Callable[[], None] = work) -> None:
+            with precision.autocast(where):
+                work()
+
+        works[name] = (
+            functools.partial(lanes.map, in_lanes, (0, 1))
+            if lanes
+            else functools.partial(in_lanes, 0)
+        )
     seconds: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(rounds):
-        peaks.append(peak_flops(where))
-        whole.append(timed(step, where))
+    peaks = []
+    for i in range(WARMUP + rounds):
+        peaks.append(matmul_peak(where, precision.name))
         for name, work in works.items():
-            seconds[name].append(timed(work, where))
-    peak, total = statistics.median(peaks), statistics.median(whole)
-    rows: list[dict[str, Any]] = []
-    for name, part in parts.items():
-        layers = 1 if name == "head" else shape.n_layers
-        measured = statistics.median(seconds[name]) * layers
-        rows.append({"part": name, "gflops": part.total / 1e9, "predicted": part.total / peak,
-                     "measured": measured})  # fmt: skip
+            taken = timed(work, where)
+            if i >= WARMUP:
+                seconds[name].append(taken)
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    peak, total = statistics.median(peaks), median["step"]
+    rows: list[dict[str, Any]] = [
+        {"part": part.name, "gflops": part.total / 1e9, "predicted": part.total / peak,
+         "measured": median[part.name]}
+        for part in step_parts(shape, method, batch_size)
+    ]  # fmt: skip
     rest = total - sum(row["measured"] for row in rows)
-    rows.append({"part": "the rest", "gflops": 0.0, "predicted": 0.0, "measured": rest})
     flops = step_flops(shape, method, batch_size)
-    rows.append(
-        {"part": "step", "gflops": flops / 1e9, "predicted": flops / peak, "measured": total}
-    )
-    return {"method": method.name, "device": str(where), "threads": torch.get_num_threads(),
-            "rounds": rounds, "peak_gflops": peak / 1e9, "rows": rows}  # fmt: skip
+    rows += [
+        {"part": "the rest", "gflops": 0.0, "predicted": 0.0, "measured": rest},
+        {"part": "step", "gflops": flops / 1e9, "predicted": flops / peak, "measured": total},
+    ]
+    return {"method": method.name, "device": str(where), "precision": precision.name,
+            "threads": torch.get_num_threads(), "rounds": rounds, "peak_gflops": peak / 1e9,
+            "rows": rows}  # fmt: skip
 
 
-def _parts(model: GPT, batch_size: int, device: torch.device) -> dict[str, Callable[[], Any]]:
-    """Forward and backward of each part of the first block, and of the head."""
-    c, block = model.config, model.blocks[0]
-    assert isinstance(block, Block)
-    attention, mlp = block.attention, block.mlp
+def _parts(model: GPT, batch_size: int, device: torch.device) -> dict[str, Callable[[], None]]:
+    """Forward and backward of each part in all blocks, and of the head."""
+    c, blocks = model.config, [block for block in model.blocks if isinstance(block, Block)]
     stream = torch.randn(batch_size, c.seq_len, c.d_model, device=device, requires_grad=True)
     wide = torch.randn(batch_size, c.seq_len, c.d_ff, device=device, requires_grad=True)
     targets = torch.zeros(batch_size * c.seq_len, dtype=torch.long, device=device)
     q, k, v = (stream.view(batch_size, c.seq_len, c.n_heads, -1).transpose(1, 2) for _ in range(3))
 
-    def projection(module: Any, x: Tensor) -> Callable[[], None]:
-        def work() -> None:
-            y = module(x)
-            if y.requires_grad:
+    def project(modules: Sequence[nn.Module | None], x: Tensor) -> None:
+        for module in modules:
+            if module is not None:
+                y = module(x)
                 trained = [p for p in module.parameters() if p.requires_grad]
                 torch.autograd.grad(y, [x, *trained], torch.ones_like(y), materialize_grads=True)
 
-        return work
-
     def attend() -> None:
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        torch.autograd.grad(y, (q, k, v), torch.ones_like(y))
+        for _ in blocks:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            torch.autograd.grad(y, (q, k, v), torch.ones_like(y))
 
     def head() -> None:
         loss = linear_cross_entropy(stream.flatten(0, 1), model.head_weight, targets)
         torch.autograd.grad(loss, [stream, model.head_weight])
 
+    of_heads = {name: [getattr(block.attention, name) for block in blocks] for name in "qkvo"}
+    ups = [m for block in blocks for m in (block.mlp.up, block.mlp.gate)]
+    downs = [block.mlp.down for block in blocks]
     return {
-        **{name: projection(getattr(attention, name), stream) for name in "qkvo"},
+        **{name: functools.partial(project, modules, stream) for name, modules in of_heads.items()},
         "attention": attend,
-        "up": projection(mlp.up, stream),
-        "down": projection(mlp.down, wide),
+        "up": functools.partial(project, ups, stream),
+        "down": functools.partial(project, downs, wide),
         "head": head,
     }

@@ -5,7 +5,7 @@ block, how its matrix is made (`init`, a function of `oelm/projections.py`) and 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from oelm.config import from_mapping, split_spec, to_mapping
@@ -379,11 +379,6 @@ def freeze_qk(spec: str, frozen: bool) -> str:
     """`spec` with Q and K frozen or trained, under the name of the method that this is, if it has one."""
     wanted = method(f"{spec},qk.trains={'never' if frozen else 'always'}")
     for known in METHODS.values():
-        if all(known.treatment(p) == wanted.treatment(p) for p in PROJECTIONS) and (
-            known.temperature == wanted.temperature
-            and known.kernel == wanted.kernel
-            and known.small_lr == wanted.small_lr
-            and known.lr_by_layer == wanted.lr_by_layer
-        ):
+        if replace(wanted, name=known.name, about=known.about) == known:
             return known.name
     return wanted.name

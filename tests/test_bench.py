@@ -2,6 +2,7 @@ import pytest
 
 from oelm import ModelConfig, method
 from oelm.bench import Ratio, compare, explain
+from oelm.errors import UserError
 from oelm.roofline import step_parts
 
 TINY = ModelConfig.preset(
@@ -30,10 +31,17 @@ def test_methods_take_turns_and_are_held_against_the_first():
     assert second["tokens_per_second"] == pytest.approx(2 * 16 / second["seconds"])
 
 
-@pytest.mark.parametrize("spec", ["oelm_v2", "identity_lowrank"])
-def test_a_step_taken_apart_adds_up(spec):
-    rows = {row["part"]: row for row in explain(method(spec), TINY, 2, 2, "cpu")["rows"]}
+@pytest.mark.parametrize("spec", ["oelm_v2", "identity_lowrank", "oelm_layers"])
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_a_step_taken_apart(spec, activation):
+    shape = ModelConfig.from_spec(TINY, activation=activation)
+    rows = {row["part"]: row for row in explain(method(spec), shape, 2, 2, "cpu")["rows"]}
     whole = rows.pop("step")
     assert [*rows] == ["q", "k", "v", "o", "attention", "up", "down", "head", "the rest"]
-    for key in ("gflops", "predicted", "measured"):
-        assert sum(row[key] for row in rows.values()) == pytest.approx(whole[key])
+    assert sum(row["gflops"] for row in rows.values()) == pytest.approx(whole["gflops"])
+    assert all(row["measured"] > 0 for name, row in rows.items() if name != "the rest")
+
+
+def test_a_method_that_changes_has_no_one_step():
+    with pytest.raises(UserError, match="changes in the course of training"):
+        compare([method("oelm_thaw")], TINY, 2, 1, "cpu")

@@ -38,7 +38,7 @@ def _bench(
     that a busy moment is shared by all. The table shows what each saves against the first, with its
     95 % interval, beside the share of arithmetic that it does without; and how much of the machine's
     matrix-product peak, measured in the same rounds, the useful arithmetic reaches. Let nothing else
-    run meanwhile.
+    run meanwhile; all the models are in memory at once.
 
     Args:
         methods: Names or specs; baseline and the usual frozen ones if none is given.
@@ -49,8 +49,10 @@ def _bench(
         explain: Instead, take this method's step apart: predicted and measured time of every part.
         json: Print JSON instead of a table.
     """
-    if rounds < 1 or batch_size < 1:
-        raise UserError("rounds and batch_size must be at least 1")
+    if rounds < 6:
+        raise UserError(f"rounds must be at least 6, or there is no 95 % interval; not {rounds}")
+    if batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, not {batch_size}")
     shape = ModelConfig.from_spec(model)
     chosen = [resolve_method(name) for name in methods or USUAL]
     taken_apart = resolve_method(explain) if explain else None
@@ -82,8 +84,8 @@ def _print(result: dict[str, Any]) -> None:
 
     title = (
         f"{result.get('method', '')} {result['model']}, {result['batch_size']} × {result['seq_len']} tokens, "
-        f"{result['device']}, {result['threads']} threads, peak {result['peak_gflops']:.0f} GFLOP/s, "
-        f"median of {result['rounds']} rounds"
+        f"{result['device']}, {result['precision']}, {result['threads']} threads, "
+        f"peak {result['peak_gflops']:.0f} GFLOP/s, median of {result['rounds']} rounds"
     )
     table = Table(title=title.strip(), title_justify="left", box=None, pad_edge=False)
     apart = "method" in result

@@ -110,8 +110,9 @@ class Attention(nn.Module):
                 q_BHTE, k_BHTE = rotate(q_BHTE, own), rotate(k_BHTE, rotation)
             if self.kernel_q is not None and self.kernel_k is not None:
                 # The product of these two depends on the distance alone.
-                q_BHTE = q_BHTE + rotate(self.kernel_q.view(self.n_heads, 1, -1), own)
-                k_BHTE = k_BHTE + rotate(self.kernel_k.view(self.n_heads, 1, -1), rotation)
+                of_q, of_k = (v.view(self.n_heads, 1, -1) for v in (self.kernel_q, self.kernel_k))
+                q_BHTE = q_BHTE + rotate(of_q, own).to(q_BHTE.dtype)
+                k_BHTE = k_BHTE + rotate(of_k, rotation).to(k_BHTE.dtype)
         if self.temperature is not None:
             q_BHTE = q_BHTE * self.temperature[:, None, None]
         return q_BHTE, k_BHTE

@@ -88,7 +88,7 @@ class _Layer:
             cache["v"][:, :, : start + 1],
             attn_mask=attention.logit_bias(1, start, None, q),
         )
-        x_BD = x_BD + self.o(y.view(B, D))
+        x_BD = x_BD + self.o(y.reshape(B, D))
         h = _norm(self.block.mlp_norm, x_BD)
         wide = self.up(h)
         hidden = F.silu(self.gate(h)) * wide if self.gate is not None else mlp.activate(wide)

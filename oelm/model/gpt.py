@@ -13,8 +13,9 @@ from oelm.model.decoder import Decoder
 from oelm.model.loss import linear_cross_entropy
 from oelm.model.transformer import Transformer
 
-# Laying the weights out anew takes about as long as the time that it saves on so many tokens.
-COPY_WEIGHTS_FROM = 32
+# On a CPU, laying the weights out anew takes about as long as the time that it saves on so many tokens
+# of a few rows; a GPU would only lose memory by it.
+COPY_WEIGHTS_FROM, COPY_WEIGHTS_ROWS = 32, 16
 
 
 class GPT(Transformer):
@@ -64,7 +65,9 @@ class GPT(Transformer):
         seq_len = self.config.seq_len
         window = tokens_BT[:, -seq_len:]
         cache, start = self._empty_cache(len(window), window.device), 0
-        decoder = Decoder(self) if max_new_tokens >= COPY_WEIGHTS_FROM else None
+        on_cpu, few = window.device.type == "cpu", len(window) <= COPY_WEIGHTS_ROWS
+        copies = on_cpu and few and max_new_tokens >= COPY_WEIGHTS_FROM
+        decoder = Decoder(self) if copies else None
         for _ in range(max_new_tokens):
             if window.shape[1] > seq_len:
                 window = window[:, -(seq_len // 2) :]

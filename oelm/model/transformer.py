@@ -99,6 +99,10 @@ class Transformer(nn.Module):
         self.final_norm = make_norm(config)
         self.turns = config.positions == "rope" or method.kernel
         if self.turns:
+            if config.d_head % 2:
+                raise UserError(
+                    f"a kernel needs an even head width, not {config.d_head}; change n_heads"
+                )
             cos, sin = rotation_table(config.seq_len, config.d_head, config.rope_theta)
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)

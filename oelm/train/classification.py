@@ -180,11 +180,11 @@ class ClassificationTask:
         return np.linspace(0, len(examples) - 1, count).astype(np.int64)
 
     def flops(self, model: nn.Module, batch: Batch) -> float:
-        """As torch counts the products of one forward and backward pass."""
+        """As torch counts the products of a forward and backward pass over one row, padding included."""
         with FlopCounterMode(display=False) as counter:
-            model(*batch).backward()
+            model(*(t[:1] for t in batch)).backward()
         model.zero_grad(set_to_none=True)
-        return float(counter.get_total_flops())
+        return float(counter.get_total_flops() * len(batch[0]))
 
     def probe(self, model: nn.Module) -> dict[str, float]:
         """None: the probes are for language models."""

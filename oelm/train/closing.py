@@ -22,6 +22,7 @@ def write_summaries(
 ) -> None:
     """`samples.json` from the best weights, and `timing_stats.json`; every process must call it."""
     p, folder = state.progress, config.out_dir
+    memory = timing.peak_memory(group.device)  # before the summaries take some for themselves
     batch = next(iter(task.batches(p.step - 1, group)))
     flops = task.flops(state.model, batch)
     if not group.first:
@@ -33,7 +34,7 @@ def write_summaries(
     record.json(
         "timing_stats.json",
         {
-            **timing.summary(config, p, flops, peak, group.device),
+            **timing.summary(config, p, flops, peak, memory),
             "final_perplexity": final.get("ppl"),
             "best_perplexity": math.exp(min(p.best_loss, 700.0)) if "ppl" in final else None,
             "final_accuracy": final.get("accuracy"),

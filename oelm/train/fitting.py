@@ -1,6 +1,7 @@
 """Into how many pieces a batch must be split to train within a given memory."""
 
 import logging
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from oelm.roofline import step_memory
 from oelm.train.config import TrainConfig, memory_bytes
 
 log = logging.getLogger(__name__)
-PROGRAM = 410 * 2**20  # a CPU's memory also holds Python, torch and the buffers of its kernels
+PROGRAM = 410 * 2**20  # Python, torch and the buffers of its kernels, where they share the memory
 
 
 def pieces(config: TrainConfig, model: nn.Module, world: int, device: torch.device) -> int:
@@ -21,32 +22,49 @@ def pieces(config: TrainConfig, model: nn.Module, world: int, device: torch.devi
     if config.max_memory is None:
         return config.grad_accumulation
     limit, own = memory_bytes(config.max_memory), config.batch_size // world
-    needed = 0
+    needed, counts = 0, count(model)
     for n in range(config.grad_accumulation, own + 1):
         if own % n:
             continue
-        needed = estimate(config, model, own // n, device)
+        needed = estimate(config, model, counts, own // n, world, device)
         if needed <= limit:
             if n > config.grad_accumulation:
                 log.info("each batch in %d pieces: about %.1f GB", n, needed / 1e9)
             return n
+    remedy = "" if config.activation_checkpointing else ", or set --activation_checkpointing"
     raise UserError(
         f"even one sequence at a time needs about {needed / 1e9:.1f} GB; raise max_memory "
-        f"({config.max_memory}), take a smaller model, or set --activation_checkpointing"
+        f"({config.max_memory}), or take a smaller model{remedy}"
     )
 
 
-def estimate(config: TrainConfig, model: nn.Module, sequences: int, device: torch.device) -> int:
-    """Bytes at the peak of a step with so many sequences at a time."""
-    shape, counts = model.config, count(model)
+def estimate(
+    config: TrainConfig,
+    model: nn.Module,
+    counts: Mapping[str, int],
+    sequences: int,
+    world: int,
+    device: torch.device,
+) -> int:
+    """Bytes at the peak of a step, or of a save, with so many sequences at a time."""
+    shape, cpu = model.config, device.type == "cpu"
     assert isinstance(shape, ModelConfig)
-    rows = sequences * shape.seq_len
+    shards = world if config.parallel == "fsdp" else 1
+    rows, trainable = sequences * shape.seq_len, counts["trainable"] // shards
     parts = step_memory(
         shape,
-        trainable=counts["trainable"],
-        frozen=counts["frozen"],
+        trainable=trainable,
+        frozen=counts["frozen"] // shards,
         sequences=sequences,
         logits=min(rows * shape.vocab_size, 2 * CHUNK_ELEMENTS),  # two lanes at most
         activation_checkpointing=config.activation_checkpointing,
+        # On a CPU, attention with dropout or a trained bias is computed in the plain way.
+        weights_kept=shape.positions == "relative" or (cpu and shape.dropout > 0),
     )
-    return sum(parts.values()) + (PROGRAM if device.type == "cpu" else 0)
+    step = sum(parts.values())
+    if not cpu:
+        return step
+    saving = (
+        step - parts["activations"] - parts["backward"] + 12 * trainable
+    )  # a copy, on its way to disk
+    return max(step, saving) + PROGRAM

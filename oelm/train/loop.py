@@ -111,7 +111,7 @@ class Trainer:
         return (
             self.device.type == "cpu"
             and self.group.world == 1
-            and torch.get_num_threads() > 1
+            and torch.get_num_threads() % 2 == 0
             and config.task == "language"
             and config.dropout == 0
             and self.pieces == 1

@@ -255,15 +255,22 @@ def _replace(path: Path, text: str, *, sync: bool = True) -> None:
 def _compare(there: Mapping[str, Any], here: Mapping[str, Any], folder: Path) -> None:
     """Refuse to continue a run as another one."""
     for key in here.keys() - FREE - {"schema"}:
-        if key in there and there[key] != here[key]:
+        if key in there and not _same(there[key], here[key]):
             shown = _difference(there[key], here[key], key)
             raise UserError(f"{folder} holds a run with {shown}; choose another --out_dir")
+
+
+def _same(there: Any, here: Any) -> bool:
+    """Equal in all that both name: versions add and drop fields, whose default is to change nothing."""
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        return all(_same(there[key], here[key]) for key in there.keys() & here.keys())
+    return bool(there == here)
 
 
 def _difference(there: Any, here: Any, name: str) -> str:
     """`max_lr 0.001, not 0.003`, descending to where two mappings differ."""
     if isinstance(there, Mapping) and isinstance(here, Mapping):
-        for key in {**there, **here}:
-            if there.get(key) != here.get(key):
-                return _difference(there.get(key), here.get(key), f"{name}.{key}")
+        for key in there.keys() & here.keys():
+            if not _same(there[key], here[key]):
+                return _difference(there[key], here[key], f"{name}.{key}")
     return f"{name} {there!r}, not {here!r}"

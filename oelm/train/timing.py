@@ -1,9 +1,11 @@
 """How fast a run was, against what the machine can do at best."""
 
+import functools
 import resource
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ import torch
 from oelm.train.config import TrainConfig
 from oelm.train.state import Progress
 
+CPU_SHAPES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 512, 2048))
+GPU_SHAPES = ((4096, 4096, 4096), (8192, 2048, 8192))
 WARMUP_STEPS = 5  # first steps allocate memory and tune kernels
 
 
@@ -43,18 +47,23 @@ class Clock:
 
 
 def matmul_peak(device: torch.device, precision: str) -> float:
-    """Floating-point operations per second of a large matrix product, here and now."""
-    n = 1024 if device.type == "cpu" else 4096
+    """Operations per second of the best of several large matrix products, here and now."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-    a = torch.ones(n, n, device=device, dtype=dtype)
-    best = float("inf")
-    for _ in range(6):
-        synchronise(device)
-        began = time.perf_counter()
-        _ = a @ a
-        synchronise(device)
-        best = min(best, time.perf_counter() - began)
-    return 2 * n**3 / best
+    best = 0.0
+    for m, k, n in CPU_SHAPES if device.type == "cpu" else GPU_SHAPES:
+        a = torch.ones(m, k, device=device, dtype=dtype)
+        product = functools.partial(torch.mm, a, torch.ones(k, n, device=device, dtype=dtype))
+        best = max(best, 2 * m * k * n / min(timed(product, device) for _ in range(3)))
+    return best
+
+
+def timed(work: Callable[[], Any], device: torch.device) -> float:
+    """Seconds that `work` takes, with all that it leaves to the device."""
+    synchronise(device)
+    began = time.perf_counter()
+    work()
+    synchronise(device)
+    return time.perf_counter() - began
 
 
 def peak_memory(device: torch.device) -> int:
@@ -66,7 +75,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def summary(
-    config: TrainConfig, progress: Progress, flops: float, peak: float, device: torch.device
+    config: TrainConfig, progress: Progress, flops: float, peak: float, memory: int
 ) -> dict[str, Any]:
     """The timing part of `timing_stats.json`."""
     steps = progress.step_seconds[WARMUP_STEPS:] or progress.step_seconds
@@ -86,7 +95,7 @@ def summary(
         "steps_per_hour": 3600 / mean,
         "matmul_share": flops / mean / peak,
         "matmul_peak_gflops": peak / 1e9,
-        "peak_memory_bytes": peak_memory(device),
+        "peak_memory_bytes": memory,
         "max_steps": config.max_steps,
         "timed_steps": len(steps),
     }

@@ -30,6 +30,14 @@ def tiny(spec="baseline", seed=0, **overrides):
     return GPT(ModelConfig.from_spec(TINY, **overrides), method(spec), seed=seed).eval()
 
 
+def stir(model):
+    """Give gains, low-rank updates and kernels something to do: most start as if they were not there."""
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=draw)
+
+
 def tokens(*shape, vocab=50, seed=0):
     return torch.randint(vocab, shape, generator=torch.Generator().manual_seed(seed))
 
@@ -84,6 +92,7 @@ def test_the_loss_is_the_cross_entropy_of_the_logits(options):
 )
 def test_no_token_sees_the_future(options, spec):
     model, x = tiny(spec, **options), tokens(2, 16)
+    stir(model)
     changed = x.clone()
     changed[:, 10:] = (changed[:, 10:] + 1) % 50
     a, b = model(x), model(changed)
@@ -190,11 +199,7 @@ def test_rope_sees_distance_only():
 def test_generation_with_cache_equals_that_without(options, spec, laid_out_anew, monkeypatch):
     monkeypatch.setattr("oelm.model.gpt.COPY_WEIGHTS_FROM", 1 if laid_out_anew else 1000)
     model = tiny(spec, **options)
-    with torch.no_grad():  # gains, low-rank updates and kernels that do something
-        for parameter in model.parameters():
-            parameter += 0.05 * torch.randn(
-                parameter.shape, generator=torch.Generator().manual_seed(1)
-            )
+    stir(model)
     prompt = tokens(2, 5)
     cached = torch.stack(list(model.generate(prompt, 24, temperature=0)), dim=1)
     window, plain = prompt, []

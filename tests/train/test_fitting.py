@@ -6,12 +6,13 @@ import torch
 
 from oelm import GPT, ModelConfig
 from oelm.errors import UserError
+from oelm.freezing import count
 from oelm.train.config import TrainConfig, memory_bytes
-from oelm.train.fitting import PROGRAM, estimate, pieces
+from oelm.train.fitting import estimate, pieces
 from oelm.train.loop import train
 from tests.train.runs import metrics
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
 SHAPE = ModelConfig.preset("nano", n_layers=2)
 
 
@@ -34,21 +35,23 @@ def test_the_fewest_pieces_that_fit():
     config = TrainConfig(batch_size=12, model="nano,n_layers=2", max_memory="1TB")
     assert pieces(config, model, 1, CPU) == 1
     for sequences, wanted in ((6, 2), (4, 3), (1, 12)):
-        just = estimate(config, model, sequences, CPU)
+        just = estimate(config, model, count(model), sequences, 1, CPU)
         enough = TrainConfig(batch_size=12, model="nano,n_layers=2", max_memory=f"{just}B")
         assert pieces(enough, model, 1, CPU) == wanted
-        assert pieces(enough, model, 1, GPU) <= wanted
     with pytest.raises(UserError, match=r"even one sequence at a time needs about 0\.4 GB"):
         pieces(TrainConfig(batch_size=12, max_memory="1MB"), model, 1, CPU)
 
 
-def test_a_run_in_pieces_learns_the_same(tiny):
-    model = GPT(ModelConfig.preset("nano"), seed=None)
-    assert estimate(tiny("any"), model, 1, CPU) > PROGRAM
-    whole, split = (
-        train(tiny(out, dropout=0.0, grad_accumulation=n)) for out, n in (("a", 1), ("b", 4))
-    )
-    losses = [[line["loss"] for line in metrics(f) if "loss" in line] for f in (whole, split)]
+def test_a_run_that_must_fit_learns_the_same(tiny, caplog):
+    whole = tiny("whole", dropout=0.0)
+    shape = whole.model_config(vocab_size=257)
+    model = GPT(shape, whole.resolved_method(), seed=None)
+    quarter = estimate(whole, model, count(model), 2, 1, CPU)
+    fitted = tiny("fitted", dropout=0.0, max_memory=f"{quarter}B")
+    with caplog.at_level("INFO"):
+        folders = [train(config) for config in (whole, fitted)]
+    assert "each batch in 4 pieces" in caplog.text
+    losses = [[line["loss"] for line in metrics(f) if "loss" in line] for f in folders]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
@@ -57,20 +60,28 @@ import sys, torch
 from oelm.bench import random_batch, trainer
 from oelm.methods import METHODS
 from oelm.model.config import ModelConfig
+from oelm.freezing import count
 from oelm.train.fitting import estimate
 shape = ModelConfig.from_spec(sys.argv[1])
 own = trainer(METHODS["baseline"], shape, int(sys.argv[2]), "cpu")
 for _ in range(2):
     own.step(random_batch(shape, int(sys.argv[2]), own.device))
 peak = int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) * 1024
-print(estimate(own.config, own.model, int(sys.argv[2]), own.device) / peak)
+print(estimate(own.config, own.model, count(own.model), int(sys.argv[2]), 1, own.device) / peak)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 @pytest.mark.parametrize(
-    ("model", "batch"), [("nano", 64), ("nano,positions=rope", 64), ("mini", 16)]
+    ("model", "batch"),
+    [
+        ("nano", 64),
+        ("nano,positions=rope", 64),
+        ("nano,dropout=0.1", 64),
+        ("nano,positions=relative", 64),
+        ("mini", 16),
+    ],
 )
 def test_the_estimate_is_near_what_is_measured(model, batch):
     command = [sys.executable, "-c", MEASURE, model, str(batch)]

@@ -6,7 +6,7 @@ import yaml
 
 from oelm.errors import UserError
 from oelm.train.errors import StoppedError
-from oelm.train.record import Record, environment
+from oelm.train.record import Record, _compare, environment
 
 
 def lines(folder):
@@ -111,3 +111,12 @@ def test_the_environment_names_code_and_packages():
     assert {"torch", "numpy"} <= about["packages"].keys()
     assert about["code"] is None or len(about["code"].rstrip("+")) == 40
     assert (about["threads"], about["processes"]) == (1, 2)
+
+
+def test_a_run_of_an_older_version_is_continued_and_another_run_is_refused(tmp_path):
+    old = {"method": {"name": "oelm_v2", "temperature": False, "dropped": 1}}
+    new = {"method": {"name": "oelm_v2", "temperature": False, "added": False}}
+    _compare({"resolved": old}, {"resolved": new}, tmp_path)
+    new["method"]["temperature"] = True
+    with pytest.raises(UserError, match=r"resolved\.method\.temperature False, not True"):
+        _compare({"resolved": old}, {"resolved": new}, tmp_path)
