@@ -288,7 +288,9 @@ def test_cross_attention_of_gpt2_is_refused():
     ("spec", "match"),
     [
         ("oelm_temperature", "temperature per head is part of OELM's own attention"),
-        ("oelm_v2,lr_by_layer=[1]", "lr_by_layer is for OELM's own models"),
+        ("oelm_v2,lr_by_layer=[1]", "are for OELM's own models"),
+        ("oelm_bias,small_lr=10", "are for OELM's own models"),
+        ("oelm_kernel", "a kernel of distance is part of OELM's own attention"),
         ("baseline,q.trains=layers,q.layers=[7]", "layers 0 to 1"),
         ("oelm_v3", "did you mean 'oelm_v2'"),
     ],
