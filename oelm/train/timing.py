@@ -6,6 +6,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,6 +71,9 @@ def peak_memory(device: torch.device) -> int:
     """The most memory this process held: on the GPU if it has one, else resident in RAM."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
+    status = Path("/proc/self/status")
+    if status.exists():  # `ru_maxrss` would begin with that of the process that started this one
+        return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -62,17 +62,17 @@ from oelm.methods import METHODS
 from oelm.model.config import ModelConfig
 from oelm.freezing import count
 from oelm.train.fitting import estimate
+from oelm.train.timing import peak_memory
 shape = ModelConfig.from_spec(sys.argv[1])
 own = trainer(METHODS["baseline"], shape, int(sys.argv[2]), "cpu")
 for _ in range(2):
     own.step(random_batch(shape, int(sys.argv[2]), own.device))
-peak = int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) * 1024
+peak = peak_memory(own.device)
 print(estimate(own.config, own.model, count(own.model), int(sys.argv[2]), 1, own.device) / peak)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 @pytest.mark.parametrize(
     ("model", "batch"),
     [
