@@ -1,6 +1,7 @@
-"""Fill the tables of docs/performance.md, and draw its chart, from the JSON files beside this script.
+"""Fill the tables of docs/performance.md and docs/scaling.md, and draw the chart of the former, from the
+JSON files beside this script.
 
-python docs/performance/write.py. The files come from `make bench`; see docs/performance.md.
+python docs/performance/write.py. Which commands make the files is said in docs/performance.md.
 """
 
 import json
@@ -9,7 +10,7 @@ from pathlib import Path
 import altair as alt
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "performance.md"
+PAGES = (HERE.parent / "performance.md", HERE.parent / "scaling.md")
 OURS, PEER = "#0072b2", "#999999"
 
 
@@ -61,6 +62,22 @@ def generation(results):
     return lines
 
 
+def growth(result):
+    lines = [
+        f"![Seconds a step against what changes](performance/growth.png)\n\nMatmul peak "
+        f"{result['peak_gflops']:.0f} GFLOP/s, medians of {result['rounds']} rounds:",
+        "",
+        "| what changes | to | step, s | its arithmetic at the peak, s | share |",
+        "|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        lines.append(
+            f"| {row['factor']} | {row['value']:,} | {row['measured']:.3f} | {row['at_peak']:.3f} | "
+            f"{row['at_peak'] / row['measured']:.2f} |"
+        )
+    return lines
+
+
 def chart(results):
     """Tokens per second of every trainer, as a share of ours."""
     rows = [
@@ -93,15 +110,17 @@ def main():
     generated = [r for name, r in found.items() if name.startswith("generate-")]
     if generated:
         tables["generate"] = generation(generated)
-    page = PAGE.read_text()
-    for name, lines in tables.items():
-        opening, closing = f"<!-- {name} -->\n", "<!-- end -->"
-        if opening not in page:
-            raise SystemExit(f"{PAGE.name} has no place for {name}")
-        before, rest = page.split(opening)
-        after = rest.split(closing, 1)[1]
-        page = before + opening + "\n".join(lines) + "\n" + closing + after
-    PAGE.write_text(page)
+    if "growth" in found:
+        tables["growth"] = growth(found["growth"])
+    for page in PAGES:
+        text = page.read_text()
+        for name, lines in tables.items():
+            opening, closing = f"<!-- {name} -->\n", "<!-- end -->"
+            if opening in text:
+                before, rest = text.split(opening)
+                after = rest.split(closing, 1)[1]
+                text = before + opening + "\n".join(lines) + "\n" + closing + after
+        page.write_text(text)
     chart([r for name, r in found.items() if name.startswith("train-")])
 
 

@@ -77,7 +77,7 @@ def encoded(documents: Iterator[Document], tokenizer: Tokenizer, workers: int) -
 
 
 def _return_freed_memory() -> None:
-    """Freed texts and ids of all sizes leave holes in the heap of glibc, more of them the longer it goes on."""
+    """Freed texts and ids leave holes in the heap of glibc, more of them the longer it goes on."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
 

@@ -9,9 +9,11 @@ import json
 import math
 import random
 import re
+import statistics
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +33,10 @@ from oelm.study.queue import Queue
 from oelm.train.config import TrainConfig
 
 # Work per measured arm: seconds on a CPU core, moments on a GPU.
-BUDGET_FLOPS = {"cpu": 2e11, "gpu": 2e14}
-FEWEST_STEPS, MOST_STEPS = 4, 30
+BUDGET_FLOPS = {"cpu": 4e11, "gpu": 2e14}
+FEWEST_STEPS, MOST_STEPS = 4, 60
 SKIPPED_STEPS = 2  # the first allocate memory
+EVALUATED_TOKENS = 2**13
 TOKENS_PER_WORD = 4  # of words made of random letters
 
 
@@ -73,17 +76,18 @@ class Noise(Corpus):
     """Documents of random words, so that a study can be costed before its corpus is there."""
 
     name = "noise"
-    held_out = 0.05
+    size = 200
 
     def __init__(self, tokens_per_document: int) -> None:
         self.length = tokens_per_document
+        self.held_out = min(0.3, max(0.04, EVALUATED_TOKENS / tokens_per_document / self.size))
 
     def documents(self, split: str) -> Iterator[str]:
-        """The same 200 documents each time, each of about a sequence's length."""
+        """The same documents each time, each of about a sequence's length."""
         dice = random.Random(0)
         letters = "abcdefghijklmnopqrstuvwxyz"
         words = ["".join(dice.choices(letters, k=dice.randint(2, 9))) for _ in range(4000)]
-        for _ in range(200):
+        for _ in range(self.size):
             yield " ".join(dice.choices(words, k=self.length // TOKENS_PER_WORD))
 
     def origin(self) -> dict[str, Any]:
@@ -222,7 +226,8 @@ def _sample(run: Run) -> dict[str, float]:
     evaluating = sum(line["seconds"] for line in evals)
     mean_step = timing["mean_step_time"]
     return {
-        "step": (laps[-1] - laps[SKIPPED_STEPS - 1]) / (len(laps) - SKIPPED_STEPS),
+        # The median: while this arm was measured, its neighbours started up and stopped.
+        "step": statistics.median(b - a for a, b in pairwise(laps[SKIPPED_STEPS - 1 :])),
         "eval_rate": full["tokens"] / full["seconds"],
         "other": state["finished"] - state["started"] - laps[-1] - evaluating,
         "flops": timing["matmul_share"] * mean_step * timing["matmul_peak_gflops"] * 1e9,

@@ -6,6 +6,7 @@ finds the folder held and takes another. A runner keeps nothing that is not in t
 
 import contextlib
 import json
+import os
 import shutil
 import time
 import uuid
@@ -16,6 +17,7 @@ from typing import Any
 import yaml
 
 from oelm.config import from_mapping, to_mapping
+from oelm.data.dataset import data_home
 from oelm.errors import UserError
 from oelm.methods import Method
 from oelm.study.confounds import confounds, from_datasets
@@ -232,15 +234,19 @@ def write_config(run: Run) -> Path:
 
 
 def keep_results(queue: Queue, results: Path) -> Path:
-    """Copy the finished runs, without weights and logs, to `results/<study>`."""
+    """Copy the finished runs, without weights, logs and this machine's paths, to `results/<study>`."""
     target = results / queue.study.name
+    here = [f"{folder.resolve()}{os.sep}" for folder in (data_home(), Path.cwd())]
     folders = [(queue.folder, target)]
     folders += [(r.folder, target / r.name) for r in queue.all_runs if queue.done(r)]
     for source, destination in folders:
         destination.mkdir(parents=True, exist_ok=True)
         for pattern in (*COMPACT, "study.yaml"):
             for file in source.glob(pattern):
-                shutil.copyfile(file, destination / file.name)
+                text = file.read_text(encoding="utf-8")
+                for folder in here:
+                    text = text.replace(folder, "")
+                write_text(destination / file.name, text)
     return target
 
 

@@ -6,8 +6,9 @@ import pytest
 import yaml
 
 from oelm.config import to_mapping
+from oelm.data.dataset import data_home
 from oelm.errors import UserError
-from oelm.study.folders import ask_to_stop, attempts, final_failure, write_json
+from oelm.study.folders import ask_to_stop, attempts, final_failure, read_json, write_json
 from oelm.study.plan import Run
 from oelm.study.queue import Queue, keep_results
 from oelm.train.lock import FolderLock
@@ -144,9 +145,13 @@ def test_kept_results_count_as_finished(make_study, place) -> None:
     queue = opened(make_study())
     finish(queue.runs[0])
     finish(queue.runs[1], state="failed")
+    state = {"state": "finished", "dataset": f"{data_home().resolve()}/datasets/d"}
+    write_json(queue.runs[0].folder / "state.json", state)
     keep_results(queue, place / "results")
     kept = place / "results/tiny/baseline/seed-0"
     assert {f.name for f in kept.iterdir()} == {"config.yaml", "state.json"}
+    assert read_json(kept / "state.json")["dataset"] == "datasets/d"
+    assert read_json(place / "results/tiny/origin.json")["source"] == queue.source.name
     assert not (place / "results/tiny/frozen/seed-0").exists()
     shutil.rmtree(place / "runs")
     again = Queue(queue.source)
