@@ -31,7 +31,7 @@ from oelm.train.timing import matmul_peak, peak_memory
 WORKLOADS = {"nano": 16, "medium-512": 8, "gpt2-124m": 1}
 SECONDS_PER_TURN = 3.0
 STEPS_TO_AGREE = 4
-RECIPE = {"precision": "fp32", "max_lr": 3e-4, "warmup": 0, "schedule": "constant"}
+RECIPE = {"precision": "fp32", "max_lr": 3e-5, "warmup": 0, "schedule": "constant"}
 CPU = torch.device("cpu")
 
 

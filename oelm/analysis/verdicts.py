@@ -171,13 +171,16 @@ class Twice:
 
 def confirmations(study: Study) -> list[Twice]:
     """What claims compare, then the gaps to the reference arm, as far as runs recorded both splits."""
-    about = {study.primary, other_split(study.primary)}
+    twin = other_split(study.primary)
+    if twin is None:
+        return []
+    about = (study.primary, twin)
     pairs = [(c.arm, c.vs) for c in study.claims if c.vs is not None and c.metric in about]
     pairs += [(arm, study.reference.name) for arm in study.arms]
     found = []
     for arm, other in dict.fromkeys(pairs):
         sides = study.arms[arm], study.arms[other]
-        val, test = gap(study, *sides), gap(study, *sides, name=other_split(study.primary))
+        val, test = gap(study, *sides), gap(study, *sides, name=twin)
         if arm != other and val and test:
             found.append(Twice(*sides, val, test))
     return found

@@ -16,7 +16,7 @@ def demo(argv: list[str]) -> int:
 def _demo(*, runs: Path = Path("runs")) -> int:
     """Prepare the embedded corpus, run the study `quickstart`, and show what it found.
 
-    Three arms × three seeds, about five minutes on two cores. The same command again continues
+    Three arms × three seeds, about four minutes on two cores. The same command again continues
     what is unfinished, and repeats nothing.
 
     Args:

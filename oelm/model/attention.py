@@ -89,17 +89,18 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """What the heads compare."""
         asking_BTD = x_BTD if at_B is None else take(x_BTD, at_B)
-        return self.placed(self.q(asking_BTD), self.k(x_BTD), rotation, at_B)
+        return self.placed(
+            self.heads(self.q(asking_BTD)), self.heads(self.k(x_BTD)), rotation, at_B
+        )
 
     def placed(
         self,
-        q_BTD: Tensor,
-        k_BTD: Tensor,
+        q_BHTE: Tensor,
+        k_BHTE: Tensor,
         rotation: tuple[Tensor, Tensor] | None,
         at_B: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Projected queries and keys, by head: normalised, turned by position, and scaled."""
-        q_BHTE, k_BHTE = self.heads(q_BTD), self.heads(k_BTD)
+        """Queries and keys normalised, turned by position, and scaled."""
         if self.q_norm is not None and self.k_norm is not None:
             q_BHTE, k_BHTE = self.q_norm(q_BHTE), self.k_norm(k_BHTE)
         if rotation is not None:

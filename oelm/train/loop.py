@@ -131,7 +131,8 @@ class Trainer:
         counts = self.audit()
         threads = torch.get_num_threads()
         about = environment(str(self.device), self.precision.name, threads, self.group.world)
-        self.record.json("environment.json", about)
+        split = {"lanes": 2 if self.lanes else 1, "pieces": self.pieces}
+        self.record.json("environment.json", {**about, **split})
         log.info(
             f"{self.method.name}: {counts['trainable']:,} trained, {counts['frozen']:,} frozen; "
             f"{self.device}, {self.precision.name} ({self.precision.reason}), "

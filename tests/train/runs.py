@@ -1,8 +1,27 @@
-"""What the tests read off run folders."""
+"""How the tests cut runs short, and what they read off run folders."""
 
 import json
 
 from oelm.train import checkpoint
+from oelm.train.loop import Trainer
+
+
+def at_step(monkeypatch, step, action):
+    """Do something right after a step, once."""
+    original = Trainer.step
+
+    def stepping(self, batch):
+        result = original(self, batch)
+        if self.state.progress.step == step and not getattr(stepping, "done", False):
+            stepping.done = True
+            action()
+        return result
+
+    monkeypatch.setattr(Trainer, "step", stepping)
+
+
+def crash():
+    raise MemoryError("the machine went away")
 
 
 def metrics(folder, timed=False):

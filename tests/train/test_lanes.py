@@ -7,7 +7,7 @@ import torch
 
 from oelm.train.lanes import Lanes
 from oelm.train.loop import train
-from tests.train.runs import assert_same_run, metrics
+from tests.train.runs import assert_same_run, at_step, crash, metrics
 
 
 @pytest.fixture
@@ -34,9 +34,15 @@ def test_an_error_in_a_lane_reaches_the_caller(two_threads):
         Lanes().map(lambda n: 1 // n, [1, 0])
 
 
-def test_a_run_in_two_lanes_repeats_bit_for_bit_and_matches_one(tiny, two_threads):
-    for out in ("first", "again"):
-        train(tiny(out, threads=2, dropout=0.0))
+def test_a_run_in_two_lanes_repeats_and_resumes_bit_for_bit_and_matches_one(
+    tiny, two_threads, monkeypatch
+):
+    train(tiny("first", threads=2, dropout=0.0))
+    with monkeypatch.context() as patch:
+        at_step(patch, 5, crash)
+        with pytest.raises(MemoryError):
+            train(tiny("again", threads=2, dropout=0.0))
+    train(tiny("again", threads=2, dropout=0.0))
     train(tiny("one", threads=1, dropout=0.0))
     first, again, one = (tiny(out).out_dir for out in ("first", "again", "one"))
     assert_same_run(first, again)

@@ -14,25 +14,7 @@ from oelm.train.errors import InUseError, NonFiniteError, StoppedError
 from oelm.train.lock import FolderLock
 from oelm.train.loop import Trainer, train
 from oelm.train.task import LanguageTask
-from tests.train.runs import assert_same_run, metrics
-
-
-def at_step(monkeypatch, step, action):
-    """Do something right after a step, once."""
-    original = Trainer.step
-
-    def stepping(self, batch):
-        result = original(self, batch)
-        if self.state.progress.step == step and not getattr(stepping, "done", False):
-            stepping.done = True
-            action()
-        return result
-
-    monkeypatch.setattr(Trainer, "step", stepping)
-
-
-def crash():
-    raise MemoryError("the machine went away")
+from tests.train.runs import assert_same_run, at_step, crash, metrics
 
 
 def stop():
