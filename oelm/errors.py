@@ -11,7 +11,7 @@ class UserError(Exception):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say which known name was probably meant: `; did you mean 'oelm_v2'?`."""
     options = sorted(known)
-    close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
     if close:
         return f"; did you mean '{close[0]}'?"
     return f"; choose from: {', '.join(options)}"

@@ -19,7 +19,7 @@ def audit(argv: list[str]) -> int:
 
 
 def _audit(
-    run: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="RUN")] = None,
+    run: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="[RUN]")] = None,
     /,
     *,
     method: str = "oelm_v2",

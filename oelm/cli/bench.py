@@ -22,7 +22,9 @@ def bench(argv: list[str]) -> int:
 
 
 def _bench(
-    methods: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="METHOD")] = (),
+    methods: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[METHOD ...]")
+    ] = (),
     /,
     *,
     model: str = "nano",

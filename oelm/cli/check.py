@@ -2,6 +2,7 @@
 
 import dataclasses
 import json as jsonlib
+import sys
 from typing import TYPE_CHECKING
 
 from oelm.cli.options import parse
@@ -45,12 +46,17 @@ def _check(
     from oelm.study.check import duration as takes
     from oelm.study.confounds import confounds, from_datasets
     from oelm.study.plan import find_study, load_study
+    from oelm.train.errors import StoppedError
 
     plan = load_study(find_study(study))
     runs = plan.runs(Path("runs"))
     places, side_by_side, on_gpu = choose_places(plan, gpus, slots)
     measure = measure and all(r.config.task == "language" for r in runs)
-    found = costs(plan, places, slots=side_by_side, gpu=on_gpu) if measure else {}
+    try:
+        found = costs(plan, places, slots=side_by_side, gpu=on_gpu) if measure else {}
+    except StoppedError as stopped:
+        print(f"oelm: {stopped}", file=sys.stderr)
+        return stopped.exit_code
     known = {**from_datasets(plan), **{arm: cost.measured for arm, cost in found.items()}}
     problems = confounds(plan, known)
     seconds = takes(runs, found, side_by_side) if found else None

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from oelm.cli.options import parse
 from oelm.errors import UserError, unknown
@@ -31,7 +31,7 @@ USAGE = """usage: oelm data ACTION [OPTIONS]
 class Prepare:
     """Tokenize a corpus into a dataset. Try: oelm data prepare sotu --tokenizer bpe:2048"""
 
-    corpus: Positional[tuple[str, ...]]
+    corpus: Annotated[Positional[tuple[str, ...]], arg(metavar="CORPUS [CORPUS ...]")]
     """sotu (embedded), tinystories, openwebtext, wikitext103, wikitext2 (from the hub), or local files and
     folders: .txt .jsonl .json .csv .tsv .parquet, also with .gz or .zst."""
     tokenizer: str = "gpt2"
@@ -94,7 +94,7 @@ class List:
 class Show:
     """Look into a dataset."""
 
-    name: Positional[str]
+    name: Annotated[Positional[str], arg(metavar="NAME")]
     """The dataset's name or folder."""
     doc: int | None = None
     """Print this document, counted from 0, decoded back."""

@@ -20,7 +20,9 @@ def report(argv: list[str]) -> int:
 
 
 def _report(
-    studies: Annotated[tuple[str, ...], tyro.conf.Positional],
+    studies: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="STUDY [STUDY ...]")
+    ],
     /,
     format: str = "html",
     out: Path | None = None,
@@ -35,7 +37,7 @@ def _report(
     Args:
         studies: what to report on.
         format: html, md, pdf, or several: html,md,pdf.
-        out: the folder to write to; the study's own folder if not given.
+        out: the folder to write to; if not given, a study's own folder, else report/.
         lang: the language of the report: en or zh.
         live: rewrite the page while the study runs, until its last run has ended.
     """

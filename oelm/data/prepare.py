@@ -77,8 +77,11 @@ def prepare(
         return _same(Dataset.open(out), asked)
     if out.exists() and not (out / "meta.json").exists() and any(out.iterdir()):
         raise UserError(f"{out} holds other files; choose an empty or a new folder")
+    size = tokenizers.bpe_size(tokenizer)
+    if size is None:
+        named = tokenizers.named(tokenizer)  # before anything is made, for there may be none
     with published(out) as folder:
-        encoder = _tokenizer(corpus, recipe, progress)
+        encoder = named if size is None else _learnt(size, corpus, recipe, progress)
         splits = _write(folder, corpus, recipe, encoder, workers or os.cpu_count() or 1, progress)
         _refuse_empty(splits)
         (folder / "tokenizer.json").write_text(encoder.json, encoding="utf-8")
@@ -153,18 +156,14 @@ def _documents(corpus: Corpus, recipe: Recipe, source: str) -> Iterator[Document
         yield (split_of(text, val, test) if source == "train" else official), text
 
 
-def _tokenizer(corpus: Corpus, recipe: Recipe, progress: Progress) -> Tokenizer:
-    """The tokenizer asked for; one that must be learnt learns from the training split only."""
-    spec = recipe.tokenizer
-    size = tokenizers.bpe_size(spec)
-    if size is None:
-        return tokenizers.named(spec)
+def _learnt(size: int, corpus: Corpus, recipe: Recipe, progress: Progress) -> Tokenizer:
+    """A BPE of that size, from the training split only."""
 
     def texts() -> Iterator[str]:
         for number, (split, text) in enumerate(_documents(corpus, recipe, "train"), 1):
             if split == 0:
                 yield text
-            progress(f"learning {spec}", corpus.done, number, 0)
+            progress(f"learning {recipe.tokenizer}", corpus.done, number, 0)
 
     return tokenizers.train_bpe(size, texts())
 

@@ -31,6 +31,7 @@ from oelm.study.folders import read_json, read_state
 from oelm.study.plan import HINTS, OWN_FIELDS, Run, Study
 from oelm.study.queue import Queue
 from oelm.train.config import TrainConfig
+from oelm.train.errors import StoppedError
 
 # Work per measured arm: seconds on a CPU core, moments on a GPU.
 BUDGET_FLOPS = {"cpu": 4e11, "gpu": 2e14}
@@ -114,12 +115,11 @@ def costs(study: Study, places: Places, *, slots: int, gpu: bool) -> dict[str, C
         source.write_text(yaml.safe_dump(plan), encoding="utf-8")
         queue = Queue(source, scratch / "runs")
         queue.open(results=scratch / "none")
-        work(queue, places, say=lambda line: None)
+        if work(queue, places, say=lambda line: None, patient=False):
+            raise StoppedError("stopped before everything was measured")
         if left := queue.unfinished():
             state = read_state(left[0].folder)
-            raise UserError(
-                f"arm '{left[0].arm}' cannot be measured: {state.get('error') or 'stopped'}"
-            )
+            raise UserError(f"arm '{left[0].arm}' cannot be measured: {state.get('error')}")
         return {arm: _cost(firsts[arm], [r for r in queue.runs if r.arm == arm]) for arm in small}
 
 

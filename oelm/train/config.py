@@ -26,9 +26,9 @@ class TrainConfig:
     task: Literal["language", "classification"] = "language"
     causal: bool = False
     """Classify with a causal model, reading off the last token, instead of a bidirectional one."""
-    dataset: str = LANGUAGE_DATASET
-    """A prepared dataset's name (`oelm data list`) or the path of its folder. For classification:
-    movie-reviews (if not given), xnli, mnli, snli, sst2, imdb, ag_news, or a file as in
+    dataset: str = ""
+    """A prepared dataset's name (`oelm data list`) or the path of its folder; sotu-bpe2048 if not given.
+    For classification: movie-reviews (if not given), xnli, mnli, snli, sst2, imdb, ag_news, or a file as in
     `train.tsv,text=premise+hypothesis,label=gold`."""
     out_dir: Path = Path("runs/single")
     """The run's folder; the same command again continues what is there."""
@@ -116,8 +116,9 @@ class TrainConfig:
             )
         if self.task == "language" and (self.causal or self.hugging_face is not None):
             raise UserError("`causal` and `hf:` models are for task: classification")
-        if self.task == "classification" and self.dataset == LANGUAGE_DATASET:
-            object.__setattr__(self, "dataset", LABELLED_DATASET)
+        if not self.dataset:
+            usual = LANGUAGE_DATASET if self.task == "language" else LABELLED_DATASET
+            object.__setattr__(self, "dataset", usual)
         if self.hugging_face is not None:
             if self.parallel == "fsdp":
                 raise UserError("parallel: fsdp is for OELM's own models; use ddp")

@@ -63,7 +63,8 @@ class Console:
         self, step: int, loss: float, ppl: float, tokens_per_second: float, left: float
     ) -> None:
         """Show where the run is; `left` in seconds."""
-        text = f"loss {loss:.4f}  ppl {ppl:.2f}  {tokens_per_second:,.0f} tokens/s"
+        shown = f"  ppl {ppl:.2f}" if self.config.task == "language" else ""
+        text = f"loss {loss:.4f}{shown}  {tokens_per_second:,.0f} tokens/s"
         if self.bar:
             self.bar.start_task(self._task)
             self.bar.update(self._task, completed=step, text=text)

@@ -133,6 +133,10 @@ class Trainer:
         about = environment(str(self.device), self.precision.name, threads, self.group.world)
         split = {"lanes": 2 if self.lanes else 1, "pieces": self.pieces}
         self.record.json("environment.json", {**about, **split})
+        if self.config.warmup_steps >= self.config.max_steps:
+            log.warning(
+                "warm-up takes all %d steps: max_lr is never reached", self.config.max_steps
+            )
         log.info(
             f"{self.method.name}: {counts['trainable']:,} trained, {counts['frozen']:,} frozen; "
             f"{self.device}, {self.precision.name} ({self.precision.reason}), "
@@ -161,6 +165,7 @@ class Trainer:
             if saves or stops:
                 self.save()
             if stops:
+                self.record.update(p.step)
                 self.flush()
                 cause = signals.received or "a signal to another rank"
                 raise StoppedError(f"stopped by {cause} at step {p.step}, and saved")

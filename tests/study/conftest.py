@@ -1,10 +1,12 @@
 """A tiny dataset and a study that trains in seconds, for tests with the real trainer."""
 
+import contextlib
 import json
 import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -90,13 +92,14 @@ def oelm(*argv: str | Path, check: bool = True, **options: Any) -> subprocess.Co
 
 
 def start(*argv: str | Path, **environment: str) -> subprocess.Popen:
-    """The same, without waiting."""
+    """The same, without waiting, and in a process group of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "oelm", *map(str, argv)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, **environment},
+        process_group=0,
     )
 
 
@@ -124,3 +127,19 @@ def results(study: Path) -> dict[str, Any]:
         }
         found[row["folder"]] = (metrics, bits)
     return found
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 600) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def trainers(study: Path = Path("runs/tiny")) -> list[int]:
+    """The processes that hold runs."""
+    pids = []
+    for lock in study.glob("*/seed-*/lock"):
+        with contextlib.suppress(OSError, ValueError):
+            pids.append(json.loads(lock.read_text())["pid"])
+    return pids

@@ -1,4 +1,5 @@
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -6,7 +7,7 @@ import pytest
 from oelm.study.check import Cost, duration
 from oelm.study.plan import load_study
 
-from .conftest import oelm
+from .conftest import oelm, start, trainers, wait_until
 
 NO_COST = {
     "parameters": 1, "trainable": 1, "frozen": 0, "flops": 1.0, "step_seconds": 1.0, "memory": 1,
@@ -43,6 +44,24 @@ def test_check_measures_and_leaves_nothing(make_study, place: Path) -> None:
     assert base["flops"] > frozen["flops"] > 4000 * 2 * 32 * 6 * 12000
     assert {c["kind"] for c in data["confounds"]} >= {"seeds", "init_scale", "epochs"}
     assert sorted(p.name for p in place.iterdir()) == ["tiny.yaml"]
+
+
+def test_a_check_that_is_stopped_ends_at_once(make_study, place: Path) -> None:
+    scratch = place / "scratch"
+    scratch.mkdir()
+    path = make_study(defaults={"batch_size": 512})
+    checking = start("check", path, "--slots", "1", TMPDIR=str(scratch))
+
+    def measuring() -> list[int]:
+        return [pid for runs in scratch.glob("*/runs/measured") for pid in trainers(runs)]
+
+    wait_until(measuring)
+    held = measuring()
+    checking.send_signal(signal.SIGTERM)
+    output = checking.communicate(timeout=60)[0]
+    assert (checking.returncode, output) == (3, "oelm: stopped before everything was measured\n")
+    wait_until(lambda: not any(Path(f"/proc/{p}").exists() for p in held))
+    assert not list(scratch.iterdir())
 
 
 def test_the_source_ablation_without_its_corpus(place: Path, monkeypatch) -> None:

@@ -13,34 +13,19 @@ from pathlib import Path
 
 import pytest
 
+from oelm.study.engines import local
 from oelm.study.engines.slurm import rendezvous
 from oelm.study.queue import Queue, write_config
 
-from .conftest import oelm, results, start, state
+from .conftest import oelm, results, start, state, trainers, wait_until
 from .test_gpus import STAND_IN
 
 Make = Callable[..., Path]
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 600) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
-
-
 def steps(study: Path = Path("runs/tiny")) -> int:
     """How far the runs are, all together."""
     return sum(state(f.parent).get("step", 0) for f in study.glob("*/seed-*/state.json"))
-
-
-def trainers(study: Path = Path("runs/tiny")) -> list[int]:
-    """The processes that hold runs."""
-    pids = []
-    for lock in study.glob("*/seed-*/lock"):
-        with contextlib.suppress(OSError, ValueError):
-            pids.append(json.loads(lock.read_text())["pid"])
-    return pids
 
 
 def undisturbed(make_study: Make, **options: dict) -> dict:
@@ -107,6 +92,29 @@ def test_twice_ends_at_once(make_study: Make) -> None:
     assert runner.wait(timeout=120) == 3
     runner.stdout.close()
     wait_until(lambda: not any(Path(f"/proc/{p}").exists() for p in held))
+
+
+def test_a_signal_to_all_processes_at_once_stops_gracefully(make_study: Make) -> None:
+    runner = start("run", make_study(defaults={"max_steps": 10**6}, seeds=[0]), "--slots", "2")
+    wait_until(lambda: steps() > 10)
+    held = trainers()
+    os.killpg(
+        runner.pid, signal.SIGTERM
+    )  # as `timeout` does; the trainers have a group of their own
+    assert runner.wait(timeout=120) == 3
+    runner.stdout.close()
+    assert not any(Path(f"/proc/{p}").exists() for p in held)
+    assert {state(Path(f"runs/tiny/{arm}/seed-0"))["state"] for arm in ("baseline", "frozen")} == {
+        "stopped"
+    }
+
+
+def test_threads_are_shared_out_and_never_more_than_the_user_says(monkeypatch) -> None:
+    monkeypatch.setattr(local, "cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [local.threads_each(n) for n in (1, 2, 3, 20)] == [8, 4, 2, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert [local.threads_each(n) for n in (1, 2, 3, 20)] == [3, 3, 2, 1]
 
 
 def test_stop_by_command_with_and_without_a_runner(make_study: Make) -> None:

@@ -142,6 +142,9 @@ def test_scores_of_a_known_confusion_matrix():
 
 def test_the_default_data_set_and_fields_that_contradict():
     assert TrainConfig(task="classification", model="nano").dataset == "movie-reviews"
+    assert TrainConfig(model="nano").dataset == "sotu-bpe2048"
+    named = TrainConfig(task="classification", model="nano", dataset="sotu-bpe2048")
+    assert named.dataset == "sotu-bpe2048"  # refused when it is opened, not replaced
     with pytest.raises(UserError, match="for task: classification"):
         TrainConfig(causal=True)
     with pytest.raises(UserError, match="for task: classification"):

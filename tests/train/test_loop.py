@@ -221,7 +221,7 @@ def test_another_configuration_is_refused_and_spoils_nothing(tiny):
     folder = train(tiny())
     with pytest.raises(UserError, match=r"max_lr 0\.003, not 0\.001"):
         train(tiny(max_lr=1e-3))
-    with pytest.raises(UserError, match=r"resolved\.method"):
+    with pytest.raises(UserError, match="holds a run of oelm_v2, not of baseline"):
         train(tiny(method="baseline"))
     with pytest.raises(UserError, match="holds a run already"):
         train(tiny(resume=False))

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -25,6 +26,7 @@ from oelm.study.queue import Queue, write_config
 
 POLL_SECONDS = 0.05
 LOOK_FOR_INTRUDERS_SECONDS = 5.0
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Say = Callable[[str], None]
 
 
@@ -60,7 +62,7 @@ class CpuSlots:
         if count < 1:
             raise UserError(f"--slots must be at least 1, not {count}")
         self.count = count
-        self.threads = max(1, cores() // count)
+        self.threads = threads_each(count)
 
     def take(self, busy: list[Place]) -> Place | None:
         """The lowest slot that is free."""
@@ -78,7 +80,7 @@ class GpuGroups:
         if per_run > len(indices):
             raise UserError(f"gpus_per_run is {per_run}, and there are {len(indices)} GPUs to use")
         self.indices, self.per_run, self.waiting = indices, per_run, waiting
-        self.threads = max(1, cores() // (len(indices) // per_run))
+        self.threads = threads_each(len(indices) // per_run)
 
     def take(self, busy: list[Place]) -> Place | None:
         """The first GPUs that are free."""
@@ -109,7 +111,8 @@ class Trainer:
             target=_train,
             args=(argv, len(place.gpus), place.environment(), run.folder / "console.log"),
         )
-        self.process.start()
+        with _held_back():
+            self.process.start()
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Ask it to save and end (or, with SIGKILL, end it and its children at once)."""
@@ -123,8 +126,11 @@ class Trainer:
                 os.kill(pid, number)
 
 
-def work(queue: Queue, places: Places, say: Say = print) -> None:
-    """Run what is startable until everything is finished, failed or stopped."""
+def work(queue: Queue, places: Places, say: Say = print, *, patient: bool = True) -> bool:
+    """Run what is startable until everything is finished, failed or stopped; whether it was stopped.
+
+    Runs that are told to stop may save; without `patient` they end at once.
+    """
     active: list[Trainer] = []
     trouble: UserError | None = None
     with _signals() as received:
@@ -136,8 +142,9 @@ def work(queue: Queue, places: Places, say: Say = print) -> None:
             wanted = len(received) or int(queue.stop_wanted())
             if wanted > asked:
                 asked = wanted
-                how = signal.SIGKILL if wanted > 1 else signal.SIGTERM
-                say("ending all runs at once" if wanted > 1 else "stopping: runs save and end")
+                at_once = wanted > 1 or not patient
+                how = signal.SIGKILL if at_once else signal.SIGTERM
+                say("ending all runs at once" if at_once else "stopping: runs save and end")
                 for trainer in active:
                     trainer.stop(how)
             for trainer in active:
@@ -157,6 +164,7 @@ def work(queue: Queue, places: Places, say: Say = print) -> None:
             time.sleep(POLL_SECONDS if active else 1.0)
     if trouble:
         raise trouble
+    return bool(asked)
 
 
 def cores() -> int:
@@ -164,6 +172,13 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def threads_each(runs: int) -> int:
+    """The threads of each of several runs at once: its share of the cores, or less if the user says so."""
+    share = max(1, cores() // runs)
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return min(share, int(wanted)) if wanted.isdigit() and int(wanted) else share
 
 
 def _start_next(queue: Queue, places: Places, active: list[Trainer], say: Say) -> bool:
@@ -212,8 +227,7 @@ def _signals() -> Iterator[list[int]]:
     def note(number: int, frame: FrameType | None) -> None:
         received.append(number)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {n: signal.signal(n, note) for n in numbers}
+    before = {n: signal.signal(n, note) for n in STOPPING}
     try:
         yield received
     finally:
@@ -221,9 +235,22 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """Let a process be born deaf to them: a terminal, or `timeout`, sends them to all of our processes,
+    and the one that forks trainers must outlive the trainers. Each of those listens again."""
+    resource_tracker.ensure_running()  # or it would be started below, and undo this
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+
+
 def _train(argv: list[str], gpus: int, environment: dict[str, str], log: Path) -> None:
     """The trainer's process: what `python -m oelm train …` would do, or torchrun with several."""
     os.setsid()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
