@@ -255,7 +255,7 @@ def _replace(path: Path, text: str, *, sync: bool = True) -> None:
 def _compare(there: Mapping[str, Any], here: Mapping[str, Any], folder: Path) -> None:
     """Refuse to continue a run as another one, and name what differs; its method first."""
     methods = [config["resolved"]["method"] for config in (there, here)]
-    names = [method["name"] for method in methods]
+    names = [method.get("name") for method in methods]
     if names[0] != names[1] and not _same(*({**m, "name": "", "about": ""} for m in methods)):
         raise UserError(
             f"{folder} holds a run of {names[0]}, not of {names[1]}; choose another --out_dir"

@@ -143,3 +143,12 @@ def trainers(study: Path = Path("runs/tiny")) -> list[int]:
         with contextlib.suppress(OSError, ValueError):
             pids.append(json.loads(lock.read_text())["pid"])
     return pids
+
+
+def alive(pid: int) -> bool:
+    """Whether a process still runs; one that has ended may wait long for somebody to collect it."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"

@@ -7,7 +7,7 @@ import pytest
 from oelm.study.check import Cost, duration
 from oelm.study.plan import load_study
 
-from .conftest import oelm, start, trainers, wait_until
+from .conftest import alive, oelm, start, trainers, wait_until
 
 NO_COST = {
     "parameters": 1, "trainable": 1, "frozen": 0, "flops": 1.0, "step_seconds": 1.0, "memory": 1,
@@ -60,7 +60,7 @@ def test_a_check_that_is_stopped_ends_at_once(make_study, place: Path) -> None:
     checking.send_signal(signal.SIGTERM)
     output = checking.communicate(timeout=60)[0]
     assert (checking.returncode, output) == (3, "oelm: stopped before everything was measured\n")
-    wait_until(lambda: not any(Path(f"/proc/{p}").exists() for p in held))
+    wait_until(lambda: not any(alive(pid) for pid in held))
     assert not list(scratch.iterdir())
 
 

@@ -17,7 +17,7 @@ from oelm.study.engines import local
 from oelm.study.engines.slurm import rendezvous
 from oelm.study.queue import Queue, write_config
 
-from .conftest import oelm, results, start, state, trainers, wait_until
+from .conftest import alive, oelm, results, start, state, trainers, wait_until
 from .test_gpus import STAND_IN
 
 Make = Callable[..., Path]
@@ -91,7 +91,7 @@ def test_twice_ends_at_once(make_study: Make) -> None:
     runner.send_signal(signal.SIGINT)
     assert runner.wait(timeout=120) == 3
     runner.stdout.close()
-    wait_until(lambda: not any(Path(f"/proc/{p}").exists() for p in held))
+    wait_until(lambda: not any(alive(pid) for pid in held))
 
 
 def test_a_signal_to_all_processes_at_once_stops_gracefully(make_study: Make) -> None:
@@ -103,7 +103,7 @@ def test_a_signal_to_all_processes_at_once_stops_gracefully(make_study: Make) ->
     )  # as `timeout` does; the trainers have a group of their own
     assert runner.wait(timeout=120) == 3
     runner.stdout.close()
-    assert not any(Path(f"/proc/{p}").exists() for p in held)
+    assert not any(alive(pid) for pid in held)
     assert {state(Path(f"runs/tiny/{arm}/seed-0"))["state"] for arm in ("baseline", "frozen")} == {
         "stopped"
     }
