@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -111,8 +110,7 @@ class Trainer:
             target=_train,
             args=(argv, len(place.gpus), place.environment(), run.folder / "console.log"),
         )
-        with _held_back():
-            self.process.start()
+        self.process.start()
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Ask it to save and end (or, with SIGKILL, end it and its children at once)."""
@@ -235,22 +233,9 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def _held_back() -> Iterator[None]:
-    """Let a process be born deaf to them: a terminal, or `timeout`, sends them to all of our processes,
-    and the one that forks trainers must outlive the trainers. Each of those listens again."""
-    resource_tracker.ensure_running()  # or it would be started below, and undo this
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-
-
 def _train(argv: list[str], gpus: int, environment: dict[str, str], log: Path) -> None:
     """The trainer's process: what `python -m oelm train …` would do, or torchrun with several."""
     os.setsid()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
