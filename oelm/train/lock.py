@@ -42,12 +42,7 @@ class FolderLock:
         self._thread = threading.Thread(target=self._beat, name="lock heartbeat", daemon=True)
 
     def __enter__(self) -> "FolderLock":
-        own = self._write_own()
-        try:
-            while not _linked(own, self.path):
-                self._remove_if_dead()
-        finally:
-            own.unlink()
+        self._take(self.path)
         self._thread.start()
         return self
 
@@ -68,7 +63,7 @@ class FolderLock:
             raise InUseError(f"{self.path.parent} was taken over: {describe(_read(self.path))}")
 
     def _write_own(self) -> Path:
-        own = self.path.with_name(f"lock.{self.token}")
+        own = self.path.with_name(f"lock.own.{uuid.uuid4().hex}")
         content = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -79,20 +74,31 @@ class FolderLock:
         own.write_text(json.dumps(content), encoding="utf-8")
         return own
 
-    def _remove_if_dead(self) -> None:
-        """Clear a dead holder's lock away; raise `InUseError` if the holder lives."""
-        seen = _read(self.path)
-        if not _dead(self.path, seen, self.stale):
-            raise InUseError(f"{self.path.parent} is in use: {describe(seen)}")
-        aside = self.path.with_name(f"lock.dead.{self.token}")
+    def _take(self, path: Path) -> None:
+        """Make `path` ours if it is free or its holder is dead; raise `InUseError` if that lives.
+
+        Only who holds the claim to a dead holder's lock may replace it. A claim is a lock like any
+        other, named after the dead holder, so one whose claimant died in turn is taken the same way.
+        """
+        own = self._write_own()
         try:
-            self.path.rename(aside)
-        except FileNotFoundError:  # somebody else was quicker; the next link() decides
-            return
-        # Between reading and renaming, a rival may have cleared the dead lock and taken its own.
-        if _read(aside).get("token") != seen.get("token"):
-            _linked(aside, self.path)
-        aside.unlink(missing_ok=True)
+            while not _linked(own, path):
+                seen = _read(path)
+                if not _dead(path, seen, self.stale):
+                    raise InUseError(f"{self.path.parent} is in use: {describe(seen)}")
+                if not path.exists():
+                    continue
+                claim = path.with_name(f"{path.name}.of.{seen.get('token')}")
+                self._take(claim)
+                try:
+                    # Since we looked, a rival may have claimed, replaced, and given up its claim.
+                    if _read(path).get("token") == seen.get("token"):
+                        os.replace(own, path)
+                        return
+                finally:
+                    claim.unlink()
+        finally:
+            own.unlink(missing_ok=True)
 
     def _beat(self) -> None:
         while not self._done.wait(BEAT_SECONDS):

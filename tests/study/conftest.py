@@ -92,13 +92,14 @@ def oelm(*argv: str | Path, check: bool = True, **options: Any) -> subprocess.Co
 
 
 def start(*argv: str | Path, **environment: str) -> subprocess.Popen:
-    """The same, without waiting."""
+    """The same, without waiting, and in a process group of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "oelm", *map(str, argv)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, **environment},
+        process_group=0,
     )
 
 

@@ -47,7 +47,7 @@ def test_check_measures_and_leaves_nothing(make_study, place: Path) -> None:
 
 
 def test_a_check_that_is_stopped_ends_at_once(make_study, place: Path) -> None:
-    scratch = place / "scratch"
+    scratch = place / ("scratch" * 12)  # longer than a socket's name may be
     scratch.mkdir()
     path = make_study(defaults={"batch_size": 512})
     checking = start("check", path, "--slots", "1", TMPDIR=str(scratch))
@@ -55,7 +55,7 @@ def test_a_check_that_is_stopped_ends_at_once(make_study, place: Path) -> None:
     def measuring() -> list[int]:
         return [pid for runs in scratch.glob("*/runs/measured") for pid in trainers(runs)]
 
-    wait_until(measuring)
+    wait_until(lambda: measuring() or checking.poll() is not None)
     held = measuring()
     checking.send_signal(signal.SIGTERM)
     output = checking.communicate(timeout=60)[0]

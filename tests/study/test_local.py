@@ -94,6 +94,18 @@ def test_twice_ends_at_once(make_study: Make) -> None:
     wait_until(lambda: not any(alive(pid) for pid in held))
 
 
+def test_a_signal_to_the_whole_group_stops_gracefully(make_study: Make) -> None:
+    runner = start("run", make_study(defaults={"max_steps": 10**6}, seeds=[0]), "--slots", "2")
+    wait_until(lambda: steps() > 10)
+    held = trainers()
+    os.killpg(runner.pid, signal.SIGTERM)  # as `timeout` does
+    output = runner.communicate(timeout=120)[0]
+    assert runner.returncode == 3, output
+    assert not any(alive(pid) for pid in held)
+    states = [state(Path(f"runs/tiny/{arm}/seed-0"))["state"] for arm in ("baseline", "frozen")]
+    assert states == ["stopped", "stopped"]
+
+
 def test_threads_are_shared_out_and_never_more_than_the_user_says(monkeypatch) -> None:
     monkeypatch.setattr(local, "cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

@@ -13,12 +13,12 @@ from oelm.train.errors import InUseError
 from oelm.train.lock import FolderLock, holder
 
 
-def foreign(folder, age):
+def foreign(folder, age, name="lock", token="x"):
     """A lock of a process on another host, last renewed `age` seconds ago."""
-    path = folder / "lock"
+    path = folder / name
     beat = time.time() - age
     path.write_text(
-        json.dumps({"host": "far", "pid": 1, "started": 0, "heartbeat": beat, "token": "x"})
+        json.dumps({"host": "far", "pid": 1, "started": 0, "heartbeat": beat, "token": token})
     )
     os.utime(path, (beat, beat))
 
@@ -69,7 +69,7 @@ def test_another_host_is_judged_by_its_heartbeat(tmp_path):
 
 
 def test_of_many_that_find_a_dead_lock_exactly_one_gets_it(tmp_path):
-    for attempt in range(20):
+    for attempt in range(60):
         folder = tmp_path / str(attempt)
         folder.mkdir()
         foreign(folder, age=1000)
@@ -84,8 +84,25 @@ def test_of_many_that_find_a_dead_lock_exactly_one_gets_it(tmp_path):
         with ThreadPoolExecutor(8) as pool:
             winners = [w for w in pool.map(enter, locks) if w]
         assert len(winners) == 1
+        assert [p.name for p in folder.iterdir()] == ["lock"]
         assert holder(folder)["token"] == winners[0].token
         winners[0].__exit__(None, None, None)
+
+
+def test_a_claim_whose_claimant_died_in_turn_is_taken_as_well(tmp_path):
+    for name, token in (("lock", "x"), ("lock.of.x", "y"), ("lock.of.x.of.y", "z")):
+        foreign(tmp_path, age=1000, name=name, token=token)
+    with FolderLock(tmp_path):
+        assert [p.name for p in tmp_path.iterdir()] == ["lock"]
+        assert holder(tmp_path)["pid"] == os.getpid()
+
+
+def test_who_is_just_taking_a_dead_lock_over_counts_as_its_holder(tmp_path):
+    foreign(tmp_path, age=1000)
+    foreign(tmp_path, age=1, name="lock.of.x", token="y")
+    with pytest.raises(InUseError, match="host far, process 1, heartbeat 1 s ago"):
+        FolderLock(tmp_path).__enter__()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["lock", "lock.of.x"]
 
 
 def test_the_heartbeat_is_renewed_and_a_takeover_is_noticed(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from oelm.study.queue import Queue, write_config
 POLL_SECONDS = 0.05
 LOOK_FOR_INTRUDERS_SECONDS = 5.0
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PRELOAD = ["oelm.study.engines.sheltered", "oelm.cli.train", "oelm.train.loop"]
+LONGEST_TEMPORARY = 70  # characters: a socket's name has 107, and the fork server adds its own
 Say = Callable[[str], None]
 
 
@@ -105,12 +108,13 @@ class Trainer:
         threads = run.config.threads or place.threads
         argv = ["train", "--config", str(write_config(run)), "--threads", str(threads)]
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["oelm.cli.train", "oelm.train.loop"])
+        context.set_forkserver_preload(PRELOAD)
         self.process = context.Process(
             target=_train,
             args=(argv, len(place.gpus), place.environment(), run.folder / "console.log"),
         )
-        self.process.start()
+        with _room_for_a_socket():
+            self.process.start()
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Ask it to save and end (or, with SIGKILL, end it and its children at once)."""
@@ -215,6 +219,18 @@ def _give_way(trainer: Trainer, places: Places, say: Say) -> None:
         say(f"{trainer.run.name}: gives {trainer.place.name} back to {others[0].user}")
         waiting.give_back(trainer.place.gpus)
         trainer.stop()
+
+
+@contextlib.contextmanager
+def _room_for_a_socket() -> Iterator[None]:
+    """Let the fork server put its socket under /tmp where TMPDIR is too long for a socket's name."""
+    before = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) > LONGEST_TEMPORARY:
+        tempfile.tempdir = "/tmp"  # noqa: S108 - a folder of its own is made in it
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 @contextlib.contextmanager
