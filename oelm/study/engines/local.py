@@ -226,7 +226,7 @@ def _room_for_a_socket() -> Iterator[None]:
     """Let the fork server put its socket under /tmp where TMPDIR is too long for a socket's name."""
     before = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) > LONGEST_TEMPORARY:
-        tempfile.tempdir = "/tmp"  # noqa: S108 - a folder of its own is made in it
+        tempfile.tempdir = "/tmp"
     try:
         yield
     finally:
