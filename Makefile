@@ -24,6 +24,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(STAMP)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,eval]'
 	$(BIN)/python -m pytest -m slow
 
 # A real one-node Slurm, started and stopped by the tests; needs root on Debian, else says why not.
