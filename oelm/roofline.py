@@ -75,13 +75,12 @@ def step_memory(
     """Bytes that a float32 step on `sequences` at a time holds at its peak, part by part.
 
     `logits` are those held at once. What backward needs of a block, per token: two residual streams, two
-    normed ones, q, k, v and what the heads read (8 · d_model, and 2 more where q and k are rotated), and
-    the MLP's hidden layer before and after its activation. `weights_kept`: attention holds all its
+    normed ones, q, k, v and what the heads read (8 · d_model), and the MLP's hidden layer before its
+    activation, or all that is multiplied in SwiGLU. `weights_kept`: attention holds all its
     weights, and two tensors like them, instead of forming them anew.
     """
-    gated = 2 if config.activation == "swiglu" else 1
-    wide = 10 if config.positions == "rope" else 8
-    block = wide * config.d_model + (1 + gated) * config.d_ff
+    wide = 4 if config.activation == "swiglu" else 1
+    block = 8 * config.d_model + wide * config.d_ff
     rows = sequences * config.seq_len
     layers = config.n_layers
     if weights_kept:

@@ -25,9 +25,11 @@ def count(value: float | None) -> str:
 
 
 def percent(share: float | None, *, signed: bool = True, digits: int = 1) -> str:
-    """0.098 → `+9.8 %`."""
+    """0.098 → `+9.8 %`, 0.0003 → `+0.03 %`: what is there never shows as nothing."""
     if share is None or not math.isfinite(share):
         return "–"
+    while digits < 3 and share and round(abs(share) * 100, digits) == 0:
+        digits += 1
     shown = f"{share * 100:+.{digits}f}" if signed else f"{share * 100:.{digits}f}"
     if not float(shown):
         shown = shown.lstrip("+-")

@@ -16,6 +16,10 @@ import tyro
 from oelm.errors import UserError, unknown
 
 T = TypeVar("T")
+PLAIN = {  # what int() and float() say, and what a user would
+    r"invalid literal for int\(\) with base 10: (.+)": r"\1 is not a whole number",
+    r"could not convert string to float: (.+)": r"\1 is not a number",
+}
 SYNONYMS = {"--model-type": "--method"}
 
 
@@ -109,11 +113,16 @@ def _options(target: Callable[..., object]) -> list[str]:
 
 
 def _plain(box: str) -> str:
-    """The first paragraph of tyro's boxed message, as one line."""
+    """The first paragraph of tyro's message, as one line; in ASCII its box is made of rulers alone."""
     rows = [re.sub(r"^[│╭╰─\s]+|[│╮╯─\s]+$", "", line) for line in box.splitlines()[1:]]
     paragraph: list[str] = []
     for row in rows:
-        if not row:
+        ruler = not row.strip("-")
+        if ruler and paragraph:
             break
-        paragraph.append(row)
-    return " ".join(paragraph).rstrip(".").removeprefix("Error parsing ")
+        if not ruler:
+            paragraph.append(row)
+    text = " ".join(paragraph).rstrip(".").removeprefix("Error parsing ")
+    for python, plain in PLAIN.items():
+        text = re.sub(python, plain, text)
+    return text

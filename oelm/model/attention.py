@@ -1,5 +1,7 @@
 """Attention with treated projections: the idea of the method, on one screen."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -107,13 +109,15 @@ class Attention(nn.Module):
             own = rotation
             if at_B is not None:
                 own = rotation[0][at_B, None, None], rotation[1][at_B, None, None]
+            if self.kernel_q is not None and self.kernel_k is not None:
+                # The product of these two, turned, depends on the distance alone.
+                of_q, of_k = (v.view(self.n_heads, 1, -1) for v in (self.kernel_q, self.kernel_k))
+                if not self.rope:
+                    of_q, of_k = rotate(of_q, own), rotate(of_k, rotation)
+                q_BHTE = q_BHTE + of_q.to(q_BHTE.dtype)
+                k_BHTE = k_BHTE + of_k.to(k_BHTE.dtype)
             if self.rope:
                 q_BHTE, k_BHTE = rotate(q_BHTE, own), rotate(k_BHTE, rotation)
-            if self.kernel_q is not None and self.kernel_k is not None:
-                # The product of these two depends on the distance alone.
-                of_q, of_k = (v.view(self.n_heads, 1, -1) for v in (self.kernel_q, self.kernel_k))
-                q_BHTE = q_BHTE + rotate(of_q, own).to(q_BHTE.dtype)
-                k_BHTE = k_BHTE + rotate(of_k, rotation).to(k_BHTE.dtype)
         if self.temperature is not None:
             q_BHTE = q_BHTE * self.temperature[:, None, None]
         return q_BHTE, k_BHTE
@@ -162,7 +166,27 @@ def rotation_table(seq_len: int, d_head: int, theta: float) -> tuple[Tensor, Ten
 
 def rotate(x_BHTE: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Turn each pair of channels by an angle that grows with the position."""
-    cos, sin = rotation
-    a, b = x_BHTE.chunk(2, dim=-1)
-    turned: Tensor = x_BHTE * cos + torch.cat([-b, a], dim=-1) * sin
-    return turned.to(x_BHTE.dtype)
+    y: Tensor = _Rotation.apply(x_BHTE, *rotation)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Rotation(torch.autograd.Function):
+    """A rotation's gradient is the rotation back: nothing of x need be kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        cos, sin = ctx.saved_tensors
+        return _turn(grad, cos, -sin), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    y = x * cos
+    y[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+    y[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return y.to(x.dtype)

@@ -1,11 +1,12 @@
 """The trunk that the decoder and the encoder share: embeddings, blocks, final norm."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from oelm.errors import UserError
@@ -24,6 +25,7 @@ class MLP(nn.Module):
         place = {"layer": layer, "n_layers": config.n_layers}
         d, d_ff, bias = config.d_model, config.d_ff, config.mlp_bias
         self.activation = config.activation
+        self.recompute = True
         self.up = Projection(d, d_ff, method.up, bias=bias, **place)
         gated = config.activation == "swiglu"
         self.gate = Projection(d, d_ff, method.up, bias=bias, **place) if gated else None
@@ -31,16 +33,36 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, d_model] → […, d_model]."""
+        wide = self.up(x)
         if self.gate is not None:
-            h = F.silu(self.gate(x)) * self.up(x)
-        else:
-            h = self.activate(self.up(x))
-        y: Tensor = self.down(h)
+            y: Tensor = self.down(F.silu(self.gate(x)) * wide)
+            return y
+        active = self.activate(wide)
+        if not self.recompute or torch.compiler.is_compiling():  # a compiler decides by itself
+            y = self.down(active)
+            return y
+        # Backward needs `wide` anyhow, and `active` is cheap to compute again: the widest tensor of
+        # a block is held once, not twice.
+        with instead_of(active, lambda: self.activate(wide)):
+            y = self.down(active)
         return y
 
     def activate(self, x: Tensor) -> Tensor:
         """GELU, exact or by tanh."""
         return F.gelu(x, approximate="tanh" if self.activation == "gelu_tanh" else "none")
+
+
+def instead_of(value: Tensor, again: Callable[[], Tensor]) -> saved_tensors_hooks:
+    """A context whose operations call `again` in backward instead of holding `value`."""
+
+    def pack(saved: Tensor) -> Tensor | torch.Size:
+        same = saved.data_ptr() == value.data_ptr() and saved.numel() == value.numel()
+        return saved.shape if same else saved
+
+    def unpack(kept: Tensor | torch.Size) -> Tensor:
+        return kept if isinstance(kept, Tensor) else again().view(kept)
+
+    return saved_tensors_hooks(pack, unpack)
 
 
 class Block(nn.Module):
@@ -106,6 +128,13 @@ class Transformer(nn.Module):
             cos, sin = rotation_table(config.seq_len, config.d_head, config.rope_theta)
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
+
+    def checkpoint_activations(self, on: bool) -> None:
+        """Whether training holds the blocks' inputs alone and computes the rest again in backward."""
+        self.activation_checkpointing = on
+        for module in self.modules():
+            if isinstance(module, MLP):
+                module.recompute = not on  # once is enough
 
     def init_weights(self, seed: int, frozen_seed: int) -> None:
         """Give every tensor its first value, from a stream keyed by (seed, name).

@@ -87,7 +87,7 @@ class ClassificationTask:
             seeds["frozen_seed"],
             causal=self.config.causal,
         )
-        model.activation_checkpointing = self.config.activation_checkpointing
+        model.checkpoint_activations(self.config.activation_checkpointing)
         return model
 
     def resolved(self) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class LanguageTask:
         """The GPT of the run."""
         seeds = self.config.seeds
         model = GPT(self.shape, self.method, seeds["init_seed"], seeds["frozen_seed"])
-        model.activation_checkpointing = self.config.activation_checkpointing
+        model.checkpoint_activations(self.config.activation_checkpointing)
         return model
 
     def resolved(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def test_module_and_command_are_one():
         (["diagnose", "--method", "oelm_v2,q.init=headwize"], "'headwize'; did you mean 'headwise'?"),
         (["diagnose", "--model", "nano,n_heads=3"], "d_model 128 is not divisible by n_heads 3"),
         (["diagnose", "--steps", "0"], "steps must be at least 1, not 0"),
-        (["diagnose", "--steps", "many"], "--steps: invalid literal for int() with base 10: 'many'"),
+        (["diagnose", "--steps", "many"], "--steps: 'many' is not a whole number; see"),
         (["audit", "nowhere"], "there is nothing at nowhere; give a run folder or one of its .pt files"),
     ],
 )  # fmt: skip

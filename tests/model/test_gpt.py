@@ -11,6 +11,7 @@ from oelm.freezing import count
 from oelm.methods import METHODS
 from oelm.model.attention import rotate, rotation_table
 from oelm.model.config import PRESETS
+from oelm.model.transformer import MLP
 from oelm.projections import make
 
 TINY = ModelConfig.preset(
@@ -225,11 +226,37 @@ def test_sampling_respects_its_cuts():
     assert not torch.equal(draws[0], draws[2])
 
 
+def test_the_gradient_of_a_rotation_is_the_rotation_back():
+    x = torch.randn(2, 3, 5, 8, dtype=torch.double, requires_grad=True)
+    cos, sin = (t[2:7].double() for t in rotation_table(16, 8, 1e4))
+    assert torch.autograd.gradcheck(lambda x: rotate(x, (cos, sin)), x)
+    half = rotate(x.half(), (cos.float(), sin.float()))
+    assert half.dtype == torch.half
+    assert torch.allclose(half.double(), rotate(x, (cos, sin)), atol=1e-2)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_the_widest_tensor_is_computed_again_in_backward(activation, monkeypatch):
+    calls = []
+    plain = MLP.activate
+    monkeypatch.setattr(MLP, "activate", lambda self, x: calls.append(1) or plain(self, x))
+    found = {}
+    for recompute in (True, False):
+        model = tiny(activation=activation).train()
+        for block in model.blocks:
+            block.mlp.recompute = recompute
+        calls.clear()
+        model(tokens(2, 16), tokens(2, 16, seed=1)).backward()
+        found[recompute] = len(calls), [p.grad for p in model.parameters()]
+    assert (found[True][0], found[False][0]) == (4, 2)
+    assert all(torch.equal(a, b) for a, b in zip(found[True][1], found[False][1], strict=True))
+
+
 def test_activation_checkpointing_changes_no_gradient():
     gradients = []
     for checkpointing in (False, True):
         model = tiny("oelm_v2", positions="rope").train()
-        model.activation_checkpointing = checkpointing
+        model.checkpoint_activations(checkpointing)
         model(tokens(2, 16), tokens(2, 16, seed=1)).backward()
         gradients.append([p.grad for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))

@@ -47,7 +47,8 @@ def test_activation_checkpointing_gives_the_same_gradients():
     tokens, labels = torch.arange(40).view(2, 20), torch.tensor([0, 2])
     mask = torch.ones(2, 20, dtype=torch.bool)
     grads = []
-    for model.activation_checkpointing in (False, True):
+    for on in (False, True):
+        model.checkpoint_activations(on)
         model.zero_grad()
         model(tokens, mask, labels).backward()
         grads.append([p.grad.clone() for p in model.parameters()])
