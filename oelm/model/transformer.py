@@ -55,9 +55,10 @@ class MLP(nn.Module):
 def instead_of(value: Tensor, again: Callable[[], Tensor]) -> saved_tensors_hooks:
     """A context whose operations call `again` in backward instead of holding `value`."""
 
+    place, size = value.data_ptr(), value.numel()  # the hook outlives this call, `value` must not
+
     def pack(saved: Tensor) -> Tensor | torch.Size:
-        same = saved.data_ptr() == value.data_ptr() and saved.numel() == value.numel()
-        return saved.shape if same else saved
+        return saved.shape if saved.data_ptr() == place and saved.numel() == size else saved
 
     def unpack(kept: Tensor | torch.Size) -> Tensor:
         return kept if isinstance(kept, Tensor) else again().view(kept)
