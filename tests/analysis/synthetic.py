@@ -2,12 +2,15 @@
 
 import json
 import math
+import re
 import time
 from pathlib import Path
 
 import numpy as np
+import vl_convert
 import yaml
 
+from oelm.analysis import pictures
 from oelm.config import to_mapping
 from oelm.methods import method as find_method
 
@@ -238,3 +241,14 @@ def write_study(
     write(folder / "plan.json", plan)
     write(folder / "confounds.json", CONFOUNDS)
     return folder
+
+
+def blocks(doc, kind):
+    """The blocks of a kind in a document."""
+    return [b for s in doc.sections for b in s["blocks"] if b["kind"] == kind]
+
+
+def labels(spec):
+    """Every text in a chart, as it is drawn."""
+    svg = vl_convert.vegalite_to_svg(spec, vl_version=pictures.VEGA_LITE)
+    return re.findall(r">([^<>]+)</(?:text|tspan)>", svg)
