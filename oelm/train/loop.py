@@ -62,6 +62,7 @@ def train(config: TrainConfig) -> Path:
         signals = enter(Signals())
         writer = enter(checkpoint.Writer(folder, keep=config.keep)) if first else None
         trainer = Trainer(config, task, group, record, console, writer, lock)
+        stack.callback(trainer.wrapped.unwrap)
         trainer.resume()
         trainer.run(signals)
         trainer.finish()

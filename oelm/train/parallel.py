@@ -1,8 +1,8 @@
 """One process or many: who am I, what do we agree on, and how the model is wrapped."""
 
 import contextlib
+import gc
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -106,9 +106,6 @@ def processes(config: TrainConfig) -> Iterator[Processes]:
         raise
     finally:
         if world > 1 and together:
-            # Gloo's threads need the interpreter to let go of their last work; whoever destroys
-            # the group meanwhile holds it and waits for them, for ever (seen with torch 2.13).
-            time.sleep(0.2)
             dist.destroy_process_group()
 
 
@@ -157,7 +154,7 @@ class Wrapped:
         toggling requires_grad under a live wrapper leaves gradients unsynchronised, silently."""
         if self.kind == "ddp":
             device = self.processes.device
-            self.stepped = self.compiled  # lets go of the old wrapper and its hooks first
+            self.unwrap()
             # Frozen tensors are equal everywhere and stay so: nothing of them is ever sent.
             buffers = [name for name, _ in self.compiled.named_buffers()]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
@@ -169,6 +166,16 @@ class Wrapped:
                 gradient_as_bucket_view=True,
             )
         self.processes.require_equal(self.model, step)
+
+    def unwrap(self) -> None:
+        """Let go of DDP and its hooks at once: it refers to itself, so the collector must be asked.
+
+        Had it the last hold on the process group, the group would end with it, waiting for Gloo's
+        threads while they wait for the interpreter: for ever (seen with torch 2.13).
+        """
+        if isinstance(self.stepped, DistributedDataParallel):
+            self.stepped = self.compiled
+            gc.collect()
 
     @contextlib.contextmanager
     def synchronised(self, wanted: bool) -> Iterator[None]:

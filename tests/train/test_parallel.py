@@ -111,12 +111,16 @@ def test_twenty_repetitions_in_a_row(tiny, tmp_path):
             (tiny(f"fsdp-{i}", **SETTINGS, parallel="fsdp"), {}),
             (tiny(f"stopped-{i}", **SETTINGS), {"stop_at": 5 + i % 4}),
             (tiny(f"stopped-{i}", **SETTINGS, parallel="fsdp" if i % 2 else "ddp"), {}),
+            # An error of its own must not leave a rank waiting for its process group's threads.
+            (tiny(f"forgotten-{i}", **SETTINGS), {"forget_thaw": True}),
         ]
     said = together(jobs, tmp_path, timeout=1200)
     for rank in said:
         assert sum(word == "finished" for word in rank) == 60
-    for config, _ in jobs:
-        assert_close(config.out_dir, reference)
+        assert sum("the processes hold different values" in word for word in rank) == 20
+    for config, more in jobs:
+        if "forget_thaw" not in more:
+            assert_close(config.out_dir, reference)
 
 
 def test_a_killed_rank_ends_the_others_within_seconds_and_the_run_goes_on(tiny, tmp_path):
