@@ -1,12 +1,9 @@
 import copy
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from torch import nn
-from transformers import PreTrainedModel
-from transformers import logging as hf_logging
 
 import oelm.hf
 from oelm.errors import UserError
@@ -14,83 +11,15 @@ from oelm.freezing import count, hashes, roles, weights
 from oelm.hf.convert import rebuild
 from oelm.methods import method
 from oelm.model.projection import Projection
-
-hf_logging.set_verbosity_error()
-hf_logging.disable_progress_bar()
-
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 60}
-MLP = {**SMALL, "intermediate_size": 48, "pad_token_id": 0}
-GROUPED = {**MLP, "num_key_value_heads": 2}
-ORDINARY = {"bos_token_id": 1, "eos_token_id": 1}
-# name: (config, model, its Q/K modules in layer 0, elements of Q and K with biases in one layer)
-ARCHITECTURES = {
-    "bert": ("Bert", "ForSequenceClassification", MLP, 2 * (32 * 32 + 32)),
-    "roberta": ("Roberta", "ForSequenceClassification", {**MLP, "pad_token_id": 1}, 2 * (32 * 32 + 32)),
-    "distilbert": (
-        "DistilBert", "ForSequenceClassification",
-        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "vocab_size": 60}, 2 * (32 * 32 + 32),
-    ),
-    "gpt2": (
-        "GPT2", "LMHeadModel",
-        {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 60, **ORDINARY}, 2 * (32 * 32 + 32),
-    ),
-    "gpt_neox": ("GPTNeoX", "ForCausalLM", {**MLP, **ORDINARY}, 2 * (32 * 32 + 32)),
-    "opt": (
-        "OPT", "ForCausalLM",
-        {**SMALL, "ffn_dim": 48, "word_embed_proj_dim": 32, **ORDINARY}, 2 * (32 * 32 + 32),
-    ),
-    "llama": ("Llama", "ForCausalLM", GROUPED, 32 * 32 + 16 * 32),
-    "mistral": ("Mistral", "ForCausalLM", GROUPED, 32 * 32 + 16 * 32),
-    "qwen2": ("Qwen2", "ForCausalLM", GROUPED, 32 * 32 + 32 + 16 * 32 + 16),
-    "vit": (
-        "ViT", "ForImageClassification",
-        {**{k: v for k, v in MLP.items() if k != "vocab_size"}, "image_size": 16, "patch_size": 8},
-        2 * (32 * 32 + 32),
-    ),
-    "t5": (
-        "T5", "ForConditionalGeneration",
-        {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 60,
-         "decoder_start_token_id": 0},
-        6 * 32 * 32,  # self-attention of encoder and decoder, and cross-attention
-    ),
-}  # fmt: skip
-NAMES = sorted(ARCHITECTURES)
-
-
-def build(name: str, **changes: object) -> PreTrainedModel:
-    prefix, suffix, fields, _ = ARCHITECTURES[name]
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{prefix}Config")(**{**fields, **changes})
-    return getattr(transformers, prefix + suffix)(config).eval()
-
-
-def batch(name: str) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    if name == "vit":
-        return {
-            "pixel_values": torch.randn(4, 3, 16, 16, generator=generator),
-            "labels": torch.tensor([0, 1, 0, 1]),
-        }
-    tokens = torch.randint(2, 60, (4, 10), generator=generator)
-    if "Classification" in ARCHITECTURES[name][1]:
-        return {"input_ids": tokens, "labels": torch.tensor([0, 1, 0, 1])}
-    return {"input_ids": tokens, "labels": tokens}
-
-
-def logits(model: nn.Module, name: str) -> torch.Tensor:
-    with torch.no_grad():
-        return model(**batch(name)).logits
-
-
-def train(model: nn.Module, name: str, steps: int = 20) -> torch.optim.Optimizer:
-    model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
-    for _ in range(steps):
-        model(**batch(name)).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    model.eval()
-    return optimizer
+from tests.hf.models import (
+    ARCHITECTURES,
+    GROUPED,
+    NAMES,
+    ORDINARY,
+    build,
+    logits,
+    train,
+)
 
 
 def qk_rows(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -320,92 +249,3 @@ def test_audit_sees_a_frozen_matrix_that_moved():
     result = oelm.hf.audit(model)
     assert result["verdict"] == "fail"
     assert result["problems"] == ["transformer.h.1.attn.c_attn.k.weight is frozen but moved"]
-
-
-class Pairs(torch.utils.data.Dataset):
-    def __len__(self) -> int:
-        return 16
-
-    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
-        return {"input_ids": torch.arange(2, 10) + i, "labels": torch.tensor(i % 2)}
-
-
-@pytest.mark.parametrize("reloaded", [False, True])
-def test_the_plain_trainer_trains_it(reloaded, tmp_path):
-    model = oelm.hf.convert(build("bert"), "oelm_v2")
-    if reloaded:
-        model.save_pretrained(tmp_path / "model")
-        model = type(model).from_pretrained(tmp_path / "model")
-    first = hashes(model)
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path / "out"), max_steps=20, per_device_train_batch_size=4,
-        learning_rate=1e-2, weight_decay=0.1, report_to=[], use_cpu=True, disable_tqdm=True,
-    )  # fmt: skip
-    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Pairs())
-    trainer.train()
-    last = hashes(model)
-    assert {n for n in first if first[n] == last[n]} == set(model.oelm.frozen)
-    assert oelm.hf.audit(model)["verdict"] == "pass"
-    trainer.save_model(str(tmp_path / "saved"))
-    assert hashes(type(model).from_pretrained(tmp_path / "saved")) == last
-
-
-class Watch(transformers.TrainerCallback):
-    """Which steps moved the first query."""
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        self.weight, self.moved = weight, []
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        self.before = self.weight.clone()
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if not torch.equal(self.before, self.weight):
-            self.moved.append(state.global_step - 1)
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ("oelm_thaw", [5, 6, 7, 8, 9]),
-        ("oelm_v2,qk.trains=every,qk.every=4", [0, 4, 8]),
-        ("oelm_no_freeze", list(range(10))),
-    ],
-)
-def test_thawing_under_the_trainer(spec, expected, tmp_path):
-    model = oelm.hf.convert(build("bert"), spec)
-    watch = Watch(model.bert.encoder.layer[0].attention.self.query.weight)
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path), max_steps=10, per_device_train_batch_size=4, learning_rate=1e-2,
-        weight_decay=0.1, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
-    )  # fmt: skip
-    callbacks = [oelm.hf.Thaw(), watch]
-    transformers.Trainer(
-        model=model, args=arguments, train_dataset=Pairs(), callbacks=callbacks
-    ).train()
-    assert watch.moved == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "target"), [("gpt2", "v"), ("llama", "v_proj"), ("bert", "value")]
-)
-def test_peft_puts_lora_on_v(name, target, tmp_path: Path):
-    peft = pytest.importorskip("peft")
-    model = oelm.hf.convert(build(name), "oelm_v2")
-    frozen = dict(model.oelm.frozen)
-    kind = "SEQ_CLS" if name == "bert" else "CAUSAL_LM"
-    config = peft.LoraConfig(r=2, target_modules=[target], task_type=kind)
-    wrapped = peft.get_peft_model(model, config)
-    first = hashes(wrapped)
-    train(wrapped, name)
-    last = hashes(wrapped)
-    moved = {n for n in first if first[n] != last[n]}
-    assert moved
-    assert all("lora_" in n or "classifier" in n for n in moved)
-    assert sum("lora_" in n for n in moved) == 4
-    for n, value in frozen.items():
-        assert last[f"base_model.model.{n}"] == value
-    wrapped.save_pretrained(tmp_path)
-    base = oelm.hf.convert(build(name), "oelm_v2")
-    again = peft.PeftModel.from_pretrained(base, tmp_path)
-    torch.testing.assert_close(logits(again, name), logits(wrapped, name), atol=1e-6, rtol=1e-5)
