@@ -42,7 +42,7 @@ def _check(
     """
     from pathlib import Path
 
-    from oelm.study.check import costs
+    from oelm.study.check import costs, unmeasurable
     from oelm.study.check import duration as takes
     from oelm.study.confounds import confounds, from_datasets
     from oelm.study.plan import find_study, load_study
@@ -51,9 +51,9 @@ def _check(
     plan = load_study(find_study(study))
     runs = plan.runs(Path("runs"))
     places, side_by_side, on_gpu = choose_places(plan, gpus, slots)
-    measure = measure and all(r.config.task == "language" for r in runs)
+    why_not = unmeasurable(plan) if measure else "as you asked"
     try:
-        found = costs(plan, places, slots=side_by_side, gpu=on_gpu) if measure else {}
+        found = costs(plan, places, slots=side_by_side, gpu=on_gpu) if why_not is None else {}
     except StoppedError as stopped:
         print(f"oelm: {stopped}", file=sys.stderr)
         return stopped.exit_code
@@ -73,8 +73,8 @@ def _check(
     _print_runs(plan, runs)
     if found:
         _print_costs(found, side_by_side, seconds or 0.0)
-    elif measure is False:
-        print("\nnot measured, so time and memory are not known")
+    else:
+        print(f"\ntime and memory are not known, for nothing was measured: {why_not}")
     print(f"\nconfounds: {'none found' if not problems else len(problems)}")
     for problem in problems:
         claim = f" [{problem.claim}]" if problem.claim else ""

@@ -1,7 +1,7 @@
 """What a study will cost, from a few steps of every arm measured on this machine.
 
 Each arm's first point is trained for a moment, through the same engine and side by side as in the
-study, on noise with the dataset's vocabulary; the rest is arithmetic.
+study, on noise with the dataset's vocabulary (or on its labelled texts); the rest is arithmetic.
 """
 
 import heapq
@@ -121,6 +121,21 @@ def costs(study: Study, places: Places, *, slots: int, gpu: bool) -> dict[str, C
             state = read_state(left[0].folder)
             raise UserError(f"arm '{left[0].arm}' cannot be measured: {state.get('error')}")
         return {arm: _cost(firsts[arm], [r for r in queue.runs if r.arm == arm]) for arm in small}
+
+
+def unmeasurable(study: Study) -> str | None:
+    """Why the study cannot be measured here: noise will do for a language model, but labelled texts
+    are measured on themselves, and must be there."""
+    from oelm.train.classification import ClassificationTask
+
+    firsts = {r.arm: r.config for r in reversed(study.runs(Path("runs")))}
+    try:
+        for config in firsts.values():
+            if config.task == "classification":
+                ClassificationTask(config)
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def duration(runs: list[Run], found: dict[str, Cost], slots: int) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oelm.analysis.claims import Claim
+from oelm.analysis.metrics import other_split
 from oelm.config import from_mapping, to_mapping
 from oelm.errors import UserError
 from oelm.methods import UNIT_ROWS, Treatment
@@ -148,9 +149,10 @@ def _of_pair(study: Study, arm: str, vs: str, claim: Claim) -> list[Confound]:
         found.append(Confound(kind="init_scale", line=line, **about))
     confirmed = {c.arms for c in study.parsed_claims if c.metric.startswith("test_")}
     if len(ours) > 1 and claim.arms not in confirmed:
+        twin = other_split(claim.metric)
         line = (
             f"{claim.metric} picks each arm's best of {len(ours)} points and judges it on the same text; "
-            "confirm the claim on test_ppl or on fresh seeds"
+            f"confirm the claim on {f'{twin} or on ' if twin else ''}fresh seeds"
         )
         found.append(Confound(kind="selection", line=line, **about))
     if claim.metric == "best_ppl":

@@ -46,6 +46,25 @@ def test_check_measures_and_leaves_nothing(make_study, place: Path) -> None:
     assert sorted(p.name for p in place.iterdir()) == ["tiny.yaml"]
 
 
+def test_a_classifier_is_measured_on_its_texts(make_study, place: Path) -> None:
+    texts = "".join(f"{'good' if i % 2 else 'bad'} film number {i}\t{i % 2}\n" for i in range(200))
+    (place / "films.tsv").write_text(texts)
+    data = "films.tsv,columns=text+label,tokenizer=bytes"
+    settings = {"task": "classification", "dataset": data, "max_steps": 4000}
+    claims = {"c": {"metric": "accuracy", "arm": "frozen", "vs": "baseline", "at_least": "-1pt"}}
+    path = make_study(defaults=settings, claims=claims)
+    found = json.loads(oelm("check", path, "--slots", "2", "--json").stdout)
+    base, frozen = found["costs"]
+    assert base["trainable"] - frozen["trainable"] == 2 * 32 * 32
+    assert base["seconds"] > 4000 * base["step_seconds"] > 0
+    assert 10 * base["seconds"] > found["seconds"] >= 2 * base["seconds"]
+
+    (place / "films.tsv").unlink()
+    done = oelm("check", path, "--slots", "2")
+    assert "nothing was measured: " in done.stdout
+    assert "films.tsv" in done.stdout
+
+
 def test_a_check_that_is_stopped_ends_at_once(make_study, place: Path) -> None:
     scratch = place / ("scratch" * 12)  # longer than a socket's name may be
     scratch.mkdir()
