@@ -236,7 +236,7 @@ def write_config(run: Run) -> Path:
 def keep_results(queue: Queue, results: Path) -> Path:
     """Copy the finished runs, without weights, logs and this machine's paths, to `results/<study>`."""
     target = results / queue.study.name
-    here = [f"{folder.resolve()}{os.sep}" for folder in (data_home(), Path.cwd())]
+    here = (data_home(), Path.cwd(), queue.source.parent)
     folders = [(queue.folder, target)]
     folders += [(r.folder, target / r.name) for r in queue.all_runs if queue.done(r)]
     for source, destination in folders:
@@ -245,7 +245,7 @@ def keep_results(queue: Queue, results: Path) -> Path:
             for file in source.glob(pattern):
                 text = file.read_text(encoding="utf-8")
                 for folder in here:
-                    text = text.replace(folder, "")
+                    text = text.replace(f"{folder.resolve()}{os.sep}", "")
                 write_text(destination / file.name, text)
     return target
 
