@@ -27,7 +27,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def together(jobs, tmp_path, world=2, timeout=120):
+def together(jobs, tmp_path, world=2, timeout=300):
     """Train configurations in `world` processes; returns what each rank said of each."""
     listed = [{"config": to_mapping(config), **more} for config, more in jobs]
     path = tmp_path / "jobs.yaml"
