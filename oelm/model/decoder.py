@@ -77,6 +77,9 @@ class _Layer:
         )
         self.up, self.down = Linear(like, mlp.up), Linear(like, mlp.down)
         self.gate = Linear(like, mlp.gate) if mlp.gate is not None else None
+        # A call that would do nothing costs as much as one of the small products.
+        self.plain = all(a is None for a in (attention.q_norm, attention.temperature))
+        self.has_bias = attention.relative_bias is not None
 
     def __call__(
         self, x_BD: Tensor, rotation: tuple[Tensor, Tensor] | None, cache: Cache, start: int
@@ -84,14 +87,15 @@ class _Layer:
         B, D = x_BD.shape
         qkv = self.qkv(self.attention_norm(x_BD)).view(B, 3, self.attention.n_heads, 1, -1)
         q_BHTE, k_BHTE, v_BHTE = qkv.unbind(1)
-        q_BHTE, k_BHTE = self.attention.placed(q_BHTE, k_BHTE, rotation)
-        cache["k"].narrow(2, start, 1).copy_(k_BHTE)
-        cache["v"].narrow(2, start, 1).copy_(v_BHTE)
+        if rotation is not None or not self.plain:
+            q_BHTE, k_BHTE = self.attention.placed(q_BHTE, k_BHTE, rotation)
+        keys, values = cache["k"], cache["v"]
+        keys.narrow(2, start, 1).copy_(k_BHTE)
+        values.narrow(2, start, 1).copy_(v_BHTE)
+        bias = self.attention.logit_bias(1, start, None, q_BHTE) if self.has_bias else None
+        seen = start + 1
         y = F.scaled_dot_product_attention(
-            q_BHTE,
-            cache["k"].narrow(2, 0, start + 1),
-            cache["v"].narrow(2, 0, start + 1),
-            attn_mask=self.attention.logit_bias(1, start, None, q_BHTE),
+            q_BHTE, keys.narrow(2, 0, seen), values.narrow(2, 0, seen), bias
         )
         x_BD = self.o.added_to(x_BD, y.view(B, D))
         h = self.mlp_norm(x_BD)
