@@ -289,12 +289,14 @@ def tuning(canvas: Canvas, study: Study) -> Spec:
     places = sorted({float(r["at"]) for r in rows})
     if len(places) < 2 or len({r["key"] for r in rows}) > 1:
         return None
-    wide = places[0] > 0 and places[-1] / places[0] > 4
+    wide = places[0] > 0 and places[-1] / places[0] > 2
     key = str(rows[0]["key"])
     x = Axis(
         canvas.words.either(f"axis_{key}", key),
-        alt.Scale(type="log" if wide else "linear", nice=False, padding=14),
-        alt.Axis(values=places, format=PLAIN, grid=False),
+        alt.Scale(type="log", nice=False, padding=14)
+        if wide
+        else alt.Scale(zero=False, nice=False, padding=14),
+        alt.Axis(values=places, format=".3~g", grid=False),  # 0.012 is not 0.01
     )
     title, ends = canvas.words(f"axis_{study.primary}"), _ends(rows)
     if log and max(ends) > STEEP * min(ends):  # a rate too high must not flatten the others
