@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         name = ALIASES.get(args[0], args[0])
         if name not in COMMANDS:
-            raise unknown("command", args[0], [*COMMANDS, *ALIASES])
+            raise unknown("command", args[0], COMMANDS)
         module, function, _ = COMMANDS[name]
         command = getattr(importlib.import_module(f"oelm.cli.{module}"), function)
         sys.exit(command(args[1:]))

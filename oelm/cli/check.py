@@ -53,7 +53,9 @@ def _check(
     places, side_by_side, on_gpu = choose_places(plan, gpus, slots)
     why_not = unmeasurable(plan) if measure else "as you asked"
     try:
-        found = costs(plan, places, slots=side_by_side, gpu=on_gpu) if why_not is None else {}
+        found = {}
+        if why_not is None:
+            found = costs(plan, places, slots=side_by_side, gpu=on_gpu, say=_say)
     except StoppedError as stopped:
         print(f"oelm: {stopped}", file=sys.stderr)
         return stopped.exit_code
@@ -80,6 +82,11 @@ def _check(
         claim = f" [{problem.claim}]" if problem.claim else ""
         print(f"- {problem.line}{claim}")
     return 0
+
+
+def _say(line: str) -> None:
+    if "started" not in line:
+        print(line, file=sys.stderr)
 
 
 def _print_runs(plan: "Study", runs: "list[Run]") -> None:

@@ -11,7 +11,7 @@ import random
 import re
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -96,8 +96,11 @@ class Noise(Corpus):
         return {"name": self.name, "words": self.length}
 
 
-def costs(study: Study, places: Places, *, slots: int, gpu: bool) -> dict[str, Cost]:
-    """The cost of a run of each arm."""
+def costs(
+    study: Study, places: Places, *, slots: int, gpu: bool, say: Callable[[str], None]
+) -> dict[str, Cost]:
+    """The cost of a run of each arm; `say` hears how far the measuring is."""
+    say(f"measuring a few steps of {len(study.arms)} arms; a large model takes minutes")
     firsts = {r.arm: r for r in reversed(study.runs(Path("runs")))}
     with tempfile.TemporaryDirectory(prefix="oelm-check-") as name:
         scratch = Path(name)
@@ -115,7 +118,7 @@ def costs(study: Study, places: Places, *, slots: int, gpu: bool) -> dict[str, C
         source.write_text(yaml.safe_dump(plan), encoding="utf-8")
         queue = Queue(source, scratch / "runs")
         queue.open(results=scratch / "none")
-        if work(queue, places, say=lambda line: None, patient=False):
+        if work(queue, places, say=say, patient=False):
             raise StoppedError("stopped before everything was measured")
         if left := queue.unfinished():
             state = read_state(left[0].folder)
