@@ -85,7 +85,8 @@ def _check(
 
 
 def _say(line: str) -> None:
-    if "started" not in line:
+    """What the measured runs say that a reader of costs wants to know: how many are done."""
+    if line.startswith("measuring") or "finished" in line:
         print(line, file=sys.stderr)
 
 

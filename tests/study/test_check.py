@@ -57,7 +57,8 @@ def test_a_classifier_is_measured_on_its_texts(make_study, place: Path) -> None:
     base, frozen = found["costs"]
     assert base["trainable"] - frozen["trainable"] == 2 * 32 * 32
     assert base["seconds"] > 4000 * base["step_seconds"] > 0
-    assert 10 * base["seconds"] > found["seconds"] >= 2 * base["seconds"]
+    two, each = found["seconds"] / 2, (base["seconds"], frozen["seconds"])  # two runs on each slot
+    assert 0.999 * sum(each) / 2 <= two <= 1.001 * max(each)
 
     (place / "films.tsv").unlink()
     done = oelm("check", path, "--slots", "2")
@@ -78,7 +79,9 @@ def test_a_check_that_is_stopped_ends_at_once(make_study, place: Path) -> None:
     held = measuring()
     checking.send_signal(signal.SIGTERM)
     output = checking.communicate(timeout=60)[0]
-    assert (checking.returncode, output) == (3, "oelm: stopped before everything was measured\n")
+    said = "measuring a few steps of 2 arms; a large model takes minutes\n"
+    last = "oelm: stopped before everything was measured\n"
+    assert (checking.returncode, output) == (3, said + last)
     wait_until(lambda: not any(alive(pid) for pid in held))
     assert not list(scratch.iterdir())
 
