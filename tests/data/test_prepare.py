@@ -205,7 +205,11 @@ def test_a_stopped_preparation_leaves_nothing_that_loads(tmp_path, home, stop):
         "import time; import oelm.data.formats as f; t = f._text; "
         "f._text = lambda *a: (time.sleep(0.05), t(*a))[1]"
     )
-    process = subprocess.Popen(child(home, slow), stderr=subprocess.PIPE, text=True)
+    # A shell that runs the tests in its background has them, and all that they start, ignore SIGINT.
+    heeds = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    process = subprocess.Popen(
+        child(home, slow), stderr=subprocess.PIPE, text=True, preexec_fn=heeds
+    )
     partial = home / ".kept.partial"
     try:
         while not (partial / "train.bin").exists():
