@@ -4,8 +4,8 @@ python -m benchmarks.train [--workload nano] [--rounds 9] [--json FILE]
 
 Each contender lives in a process of its own, so that its peak memory is its own. They take turns, and
 ratios are taken within a round, so that a noisy moment is shared by all. Before anything is timed, every
-contender must show the same first loss from the same weights, to 0.001, and the same to 0.02 three
-updates later (peers have a few more or fewer biases).
+contender must show the same first loss from the same weights, to 0.001, and the same to 0.02,
+or 2 % of what it fell by, three updates later (peers have a few more or fewer biases).
 """
 
 import argparse

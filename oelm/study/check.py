@@ -101,7 +101,7 @@ def costs(
 ) -> dict[str, Cost]:
     """The cost of a run of each arm; `say` hears how far the measuring is."""
     say(f"measuring a few steps of {len(study.arms)} arms; a large model takes minutes")
-    firsts = {r.arm: r for r in reversed(study.runs(Path("runs")))}
+    firsts = _firsts(study)
     with tempfile.TemporaryDirectory(prefix="oelm-check-") as name:
         scratch = Path(name)
         budget = BUDGET_FLOPS["gpu" if gpu else "cpu"]
@@ -131,11 +131,10 @@ def unmeasurable(study: Study) -> str | None:
     are measured on themselves, and must be there."""
     from oelm.train.classification import ClassificationTask
 
-    firsts = {r.arm: r.config for r in reversed(study.runs(Path("runs")))}
     try:
-        for config in firsts.values():
-            if config.task == "classification":
-                ClassificationTask(config)
+        for run in _firsts(study).values():
+            if run.config.task == "classification":
+                ClassificationTask(run.config)
     except UserError as error:
         return str(error)
     return None
@@ -147,6 +146,11 @@ def duration(runs: list[Run], found: dict[str, Cost], slots: int) -> float:
     for run in runs:
         heapq.heappush(free, heapq.heappop(free) + found[run.arm].seconds)
     return max(free)
+
+
+def _firsts(study: Study) -> dict[str, Run]:
+    """The first run of each arm."""
+    return {r.arm: r for r in reversed(study.runs(Path("runs")))}
 
 
 def _small(run: Run, scratch: Path, budget: float) -> dict[str, Any]:
