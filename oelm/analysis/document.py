@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Sequence
 from functools import partial
 
-from oelm.analysis import intervals, tables
+from oelm.analysis import growth, intervals, tables
 from oelm.analysis.blocks import Block, Document, paragraph, section
 from oelm.analysis.charts import Palette
 from oelm.analysis.conclusions import headline
@@ -90,7 +90,7 @@ def _opening(words: Words, study: Study, verdicts: list[Verdict]) -> list[Block]
 
 
 def _overview(doc: Document, studies: Sequence[Study]) -> list[Block | None]:
-    """Several studies at a glance: their gaps, kind by kind, and all their claims."""
+    """Several studies at a glance: their gaps, kind by kind, how these grow, and all their claims."""
     words, blocks = doc.words, []
     for ratio in (True, False):
         alike = [s for s in studies if metric(s.primary).ratio == ratio]
@@ -98,4 +98,9 @@ def _overview(doc: Document, studies: Sequence[Study]) -> list[Block | None]:
             build = partial(intervals.overview, studies=alike)
             id = "overview" if ratio else "overview-points"
             blocks.append(doc.figure(id, words("fig_overview"), words("fig_overview_note"), build))
+    if found := growth.growth(studies):
+        note = words("fig_growth_note", factor=f"{growth.BEYOND:g}")
+        build = partial(growth.chart, found=found)
+        blocks.append(doc.figure("growth", words(f"fig_growth_{found.by}"), note, build))
+        blocks.append(growth.trend_table(words, found))
     return [*blocks, tables.claims(words, doc.verdicts)]

@@ -24,6 +24,12 @@ def count(value: float | None) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:,.0f}"
 
 
+def short(value: float) -> str:
+    """A large number in a word: 131,072 → `131k`, 1,234,567 → `1.23M`."""
+    power = min(4, int(math.log10(value)) // 3) if value >= 1 else 0
+    return f"{value / 1000**power:.3g}{('', 'k', 'M', 'G', 'T')[power]}"
+
+
 def percent(share: float | None, *, signed: bool = True, digits: int = 1) -> str:
     """0.098 → `+9.8 %`, 0.0003 → `+0.03 %`: what is there never shows as nothing."""
     if share is None or not math.isfinite(share):

@@ -174,13 +174,18 @@ def confirmations(study: Study) -> list[Twice]:
     twin = other_split(study.primary)
     if twin is None:
         return []
-    about = (study.primary, twin)
-    pairs = [(c.arm, c.vs) for c in study.claims if c.vs is not None and c.metric in about]
-    pairs += [(arm, study.reference.name) for arm in study.arms]
     found = []
-    for arm, other in dict.fromkeys(pairs):
+    for arm, other in compared(study):
         sides = study.arms[arm], study.arms[other]
         val, test = gap(study, *sides), gap(study, *sides, name=twin)
-        if arm != other and val and test:
+        if val and test:
             found.append(Twice(*sides, val, test))
     return found
+
+
+def compared(study: Study) -> list[tuple[str, str]]:
+    """The arms that claims on quality compare, then every arm and the reference."""
+    about = (study.primary, other_split(study.primary))
+    pairs = [(c.arm, c.vs) for c in study.claims if c.vs is not None and c.metric in about]
+    pairs += [(arm, study.reference.name) for arm in study.arms]
+    return [(arm, other) for arm, other in dict.fromkeys(pairs) if arm != other]
