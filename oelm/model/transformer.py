@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +17,9 @@ from oelm.model.attention import Attention, Cache, rotation_table, take
 from oelm.model.config import ModelConfig
 from oelm.model.projection import Projection
 from oelm.projections import normal, stream
+
+SMALL = 2**21
+"""Bytes up to which holding a tensor for backward is better than computing it again."""
 
 
 class MLP(nn.Module):
@@ -38,12 +43,8 @@ class MLP(nn.Module):
             y: Tensor = self.down(F.silu(self.gate(x)) * wide)
             return y
         active = self.activate(wide)
-        if not self.recompute or torch.compiler.is_compiling():  # a compiler decides by itself
-            y = self.down(active)
-            return y
-        # Backward needs `wide` anyhow, and `active` is cheap to compute again: the widest tensor of
-        # a block is held once, not twice.
-        with instead_of(active, lambda: self.activate(wide)):
+        # Backward needs `wide` anyhow: the widest tensor of a block is held once, not twice.
+        with holding(active, again=lambda: self.activate(wide), hold=not self.recompute):
             y = self.down(active)
         return y
 
@@ -52,9 +53,14 @@ class MLP(nn.Module):
         return F.gelu(x, approximate="tanh" if self.activation == "gelu_tanh" else "none")
 
 
-def instead_of(value: Tensor, again: Callable[[], Tensor]) -> saved_tensors_hooks:
-    """A context whose operations call `again` in backward instead of holding `value`."""
-
+def holding(
+    value: Tensor, *, again: Callable[[], Tensor], hold: bool
+) -> AbstractContextManager[Any]:
+    """A context whose operations hold `value` for backward or, if it is large, call `again` there."""
+    if torch.compiler.is_compiling():  # which decides by itself
+        return nullcontext()
+    if hold or value.nbytes <= SMALL or not torch.is_grad_enabled():
+        return nullcontext()
     place, size = value.data_ptr(), value.numel()  # the hook outlives this call, `value` must not
 
     def pack(saved: Tensor) -> Tensor | torch.Size:

@@ -9,6 +9,7 @@ from oelm import GPT, ModelConfig, method
 from oelm.errors import UserError
 from oelm.freezing import count
 from oelm.methods import METHODS
+from oelm.model import transformer
 from oelm.model.attention import rotate, rotation_table
 from oelm.model.config import PRESETS
 from oelm.model.transformer import MLP
@@ -236,20 +237,20 @@ def test_the_gradient_of_a_rotation_is_the_rotation_back():
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
-def test_the_widest_tensor_is_computed_again_in_backward(activation, monkeypatch):
+def test_a_large_hidden_layer_is_computed_again_in_backward(activation, monkeypatch):
     calls = []
     plain = MLP.activate
     monkeypatch.setattr(MLP, "activate", lambda self, x: calls.append(1) or plain(self, x))
     found = {}
-    for recompute in (True, False):
+    for small in (0, transformer.SMALL):
+        monkeypatch.setattr(transformer, "SMALL", small)
         model = tiny(activation=activation).train()
-        for block in model.blocks:
-            block.mlp.recompute = recompute
         calls.clear()
         model(tokens(2, 16), tokens(2, 16, seed=1)).backward()
-        found[recompute] = len(calls), [p.grad for p in model.parameters()]
-    assert (found[True][0], found[False][0]) == (4, 2)
-    assert all(torch.equal(a, b) for a, b in zip(found[True][1], found[False][1], strict=True))
+        found[small] = len(calls), [p.grad for p in model.parameters()]
+    (twice, again), (once, held) = found.values()
+    assert (twice, once) == (4, 2)
+    assert all(torch.equal(a, b) for a, b in zip(again, held, strict=True))
 
 
 def test_activation_checkpointing_changes_no_gradient():
