@@ -77,7 +77,7 @@ def test_the_report_on_studies_of_three_sizes_draws_and_tells_the_trend(tmp_path
         if b["columns"][0] == "Comparison" and "200k" in b["columns"]
     )
     assert table["columns"][1:5] == ["200k", "650k", "2.3M", "Change per doubling"]
-    assert table["columns"][6] == "If so on, at 23M"
+    assert table["columns"][6] == "The line at 23M"
     (row,) = table["rows"]
     assert row[0]["text"] == "frozen vs baseline"
     assert all(9 < float(cell["text"].split("\u202f")[0]) < 11 for cell in row[1:4])
