@@ -2,10 +2,11 @@
 
 With one row, a step is mostly the calls around its products, and reading weights. So q, k and v become
 one product; gains and low-rank updates are merged into their matrices, residuals into the products; and
-matrices lie as [in, out], which a CPU multiplies with one row up to twice as fast. The weights are
-copied once for that.
+matrices lie with their longer side in memory order, where a CPU reads them up to twice as fast. Most
+weights are copied once for that, to huge pages where the system has them.
 """
 
+import mmap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,13 +21,15 @@ from oelm.model.transformer import Block
 if TYPE_CHECKING:
     from oelm.model.gpt import GPT
 
+HUGE_PAGE = 2**21
+
 
 class Linear:
     """Some projections of the same input as one product."""
 
     def __init__(self, like: Tensor, *projections: Projection) -> None:
         parts = [projection.merged(like) for projection in projections]
-        self.matrix = torch.cat([matrix for matrix, _ in parts], dim=1).contiguous()
+        self.matrix = lay_out([matrix for matrix, _ in parts])
         self.bias = None
         if any(bias is not None for _, bias in parts):
             self.bias = torch.cat(
@@ -43,13 +46,28 @@ class Linear:
         return y if self.bias is None else y.add_(self.bias)
 
 
-class Decoder:
-    """Computes `GPT.hidden` and the logits for one new token of each row."""
+def lay_out(parts: Sequence[Tensor]) -> Tensor:
+    """Matrices [in, out] side by side, as one that is quick to multiply with a row."""
+    rows, columns = parts[0].shape[0], sum(part.shape[1] for part in parts)
+    if len(parts) == 1 and rows > columns and parts[0].T.is_contiguous():
+        return parts[0]  # lies well as it is, as [out, in]
+    like, count = parts[0], rows * columns
+    if count * like.element_size() < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.cat(list(parts), dim=1).contiguous()
+    memory = mmap.mmap(-1, count * like.element_size())
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=like.dtype).view(rows, columns)
+    return torch.cat(list(parts), dim=1, out=whole)
 
+
+class Decoder:
+    """Computes `GPT.hidden` and the logits for one new token of each row, with the weights of now."""
+
+    @torch.no_grad()
     def __init__(self, model: "GPT") -> None:
         self.model = model
         self.layers = [_Layer(block, model.head_weight) for block in model.blocks]  # type: ignore[arg-type]
-        self.head_DV = model.head_weight.T.contiguous()
+        self.head_DV = lay_out([model.head_weight.T])
 
     def logits(self, tokens_B: Tensor, caches: Sequence[Cache], start: int) -> Tensor:
         """Logits [B, V] after the token at position `start`; the caches hold all before it."""

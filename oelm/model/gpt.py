@@ -15,7 +15,7 @@ from oelm.model.transformer import Transformer
 
 # On a CPU, laying the weights out anew takes about as long as the time that it saves on so many tokens
 # of a few rows; a GPU would only lose memory by it.
-COPY_WEIGHTS_FROM, COPY_WEIGHTS_ROWS = 32, 16
+COPY_WEIGHTS_FROM, COPY_WEIGHTS_ROWS = 48, 16
 
 
 class GPT(Transformer):
@@ -57,17 +57,19 @@ class GPT(Transformer):
         top_k: int | None = None,
         top_p: float | None = None,
         generator: torch.Generator | None = None,
+        decoder: Decoder | None = None,
     ) -> Iterator[Tensor]:
         """Yield the next token ids [B], one step at a time; temperature 0 takes the likeliest.
 
-        When the window of `seq_len` is full, its later half is read anew and goes on growing.
+        When the window of `seq_len` is full, its later half is read anew and goes on growing. A
+        `Decoder(model)` made before spares the time of making one.
         """
         seq_len = self.config.seq_len
         window = tokens_BT[:, -seq_len:]
         cache, start = self._empty_cache(len(window), window.device), 0
         on_cpu, few = window.device.type == "cpu", len(window) <= COPY_WEIGHTS_ROWS
-        copies = on_cpu and few and max_new_tokens >= COPY_WEIGHTS_FROM
-        decoder = Decoder(self) if copies else None
+        if on_cpu and few and max_new_tokens >= COPY_WEIGHTS_FROM:
+            decoder = decoder or Decoder(self)
         for _ in range(max_new_tokens):
             if window.shape[1] > seq_len:
                 window = window[:, -(seq_len // 2) :]
