@@ -16,13 +16,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from oelm.methods import Method
+from oelm.methods import ORTHONORMAL, Method
 from oelm.model.projection import Projection
 from oelm.projections import orthogonality_error
 
 Role = Literal["trained", "gated", "frozen"]
 WRAPPERS = re.compile(r"(^|\.)(module|_orig_mod|_checkpoint_wrapped_module)(?=\.)")
-ORTHONORMAL = ("headwise", "global", "hadamard")
 
 
 def plain_name(name: str) -> str:

@@ -21,8 +21,9 @@ Trains = Literal["always", "never", "layers", "ratio", "late", "every"]
 
 # Projections made of nothing: the model reads slices of its input instead of multiplying.
 PARAMETER_FREE = ("identity", "identity_shift", "identity_shuffle")
+ORTHONORMAL = ("headwise", "global", "hadamard")
 # Inits whose rows have about unit length, against 0.02·√d for `normal`.
-UNIT_ROWS = ("matched", "headwise", "global", "hadamard", *PARAMETER_FREE)
+UNIT_ROWS = ("matched", *ORTHONORMAL, *PARAMETER_FREE)
 
 
 @dataclass(frozen=True, kw_only=True)

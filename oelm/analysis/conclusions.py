@@ -55,11 +55,10 @@ def main_arm(study: Study) -> Arm | None:
     return next(iter(freezing or others), None)
 
 
-def scenario(seen: Estimate | None, margin: float) -> str:
-    """Which row of the scenario table an arm's gap falls into; less is better."""
+def scenario(seen: Estimate | None, high: float) -> str:
+    """Which row of the scenario table an arm's gap falls into, given a margin; less is better."""
     if seen is None or not seen.decidable:
         return "open"
-    high = math.log1p(margin)
     if seen.p_below(0) <= ALPHA:
         return "better"
     if seen.p_above(high) <= ALPHA:
@@ -81,7 +80,7 @@ def conclusion(words: Words, study: Study) -> list[Block | None]:
         ours = Estimate(-seen.mean, seen.se, seen.df, seen.n, seen.paired)
         points = [abs(m) for m in margins_of(study)]
         margin = max(points, default=0.01)
-    found = scenario(ours, margin)
+    found = scenario(ours, math.log1p(margin) if measure.ratio else margin)
     said = f"{margin * 100:g}\u202f%" if measure.ratio else f"{margin * 100:g}\u202fpt"
     rows = []
     for name in SCENARIOS:
@@ -111,17 +110,18 @@ def conclusion(words: Words, study: Study) -> list[Block | None]:
 
 def _also(words: Words, study: Study, main: Arm | None) -> list[str]:
     """What else the arms show: orthogonality against randomness, and speed."""
-    found, steps = [], chain(study)
+    found, steps, measure = [], chain(study), metric(study.primary)
     kinds = {str(method_of(arm).get("q", {}).get("init")): arm for arm in steps[1:] if _frozen(arm)}
     orthogonal = next(
         (arm for init, arm in kinds.items() if init not in ("normal", "matched")), None
     )
     other = kinds.get("matched") or kinds.get("normal")
     if orthogonal and other and (seen := gap(study, orthogonal, other)):
-        better = seen.decidable and seen.p_below(0) <= ALPHA
+        sure = seen.p_below(0) if measure.better == "less" else seen.p_above(0)
+        better = seen.decidable and sure <= ALPHA
         said = {"arm": orthogonal.name, "vs": other.name}
-        said["gap"] = numbers.percent(math.expm1(seen.mean))
-        said["interval"] = spread(words, seen, metric(study.primary), log=True)
+        said["gap"] = numbers.difference(measure, seen.mean, log=measure.ratio)
+        said["interval"] = spread(words, seen, measure, log=measure.ratio)
         found.append(words("con_orthogonal_better" if better else "con_orthogonal_not", **said))
         if "matched" not in kinds:
             found.append(words("con_scale"))

@@ -14,7 +14,7 @@ from oelm.analysis.blocks import Block, cell, table
 from oelm.analysis.charts import GREY, Axis, Canvas, Row, gap_axis, log_ticks
 from oelm.analysis.metrics import Metric, metric
 from oelm.analysis.statistics import Estimate, compare, estimate
-from oelm.analysis.study import Study
+from oelm.analysis.study import Study, method_of
 from oelm.analysis.verdicts import compared
 from oelm.analysis.words import Words
 
@@ -22,14 +22,20 @@ BEYOND = 10.0
 """How far past the largest study the fitted line is drawn, as a factor."""
 SIZES = ("n_layers", "d_model", "n_heads", "d_ff")
 """What may differ between the models of studies that are compared by size."""
+SAME = (
+    "task", "causal", "dataset", "batch_size", "schedule", "beta1", "beta2", "weight_decay", "clip",
+    "dropout", "precision",
+)  # fmt: skip
+"""What may not differ between their runs; learning rates are each study's to tune."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A straight line through the gaps of all seeds of all studies, against log2 of their size.
+    """A straight line through the mean gaps of the studies, against log2 of their size.
 
-    A seed's gap at one size is one observation; the residuals hold both the noise of seeds and what is
-    not straight about the truth, so the interval is honest about either.
+    Its interval comes from how far the means lie from it: that holds the noise of seeds and also what is not
+    straight about the truth, which all seeds of a size share and more seeds would not average away.
+    Two means lie on a line whatever the truth; their interval is that of the seeds, and ends with them.
     """
 
     arm: str
@@ -38,29 +44,36 @@ class Line:
     sizes: np.ndarray
     """The size of the study that each gap is from."""
     gaps: np.ndarray
+    """The gap of one seed at one size."""
 
     @cached_property
-    def _fit(self) -> tuple[float, float, float, float]:
-        """Mean of log2 size, mean gap, slope, and residual standard deviation."""
-        x, y = np.log2(self.sizes), self.gaps
+    def _fit(self) -> tuple[np.ndarray, float, float, float, int]:
+        """log2 of the sizes, mean gap, slope, variance of a size's mean, and its degrees of freedom."""
+        places = np.unique(self.sizes)
+        seen = [self.seen(place) for place in places]
+        x, y = np.log2(places), np.array([s.mean for s in seen])
         away = x - x.mean()
         slope = float(away @ y / (away @ away))
         rest = y - y.mean() - slope * away
-        return float(x.mean()), float(y.mean()), slope, math.sqrt(rest @ rest / (len(y) - 2))
+        if len(places) > 2:
+            variance, df = float(rest @ rest) / (len(places) - 2), len(places) - 2
+        else:
+            variance, df = float(np.mean([s.se**2 for s in seen])), len(self.gaps) - 2
+        return x, float(y.mean()), slope, variance, df
 
     @property
     def slope(self) -> Estimate:
         """The change of the gap with every doubling."""
-        _, _, slope, sd = self._fit
-        spread = math.sqrt(float(np.var(np.log2(self.sizes)))) * math.sqrt(len(self.gaps))
-        return Estimate(slope, sd / spread, len(self.gaps) - 2, len(self.gaps))
+        x, _, slope, variance, df = self._fit
+        return Estimate(slope, math.sqrt(variance / (len(x) * np.var(x))), df, len(self.gaps))
 
     def at(self, size: float) -> Estimate:
         """The gap that the line has at a size."""
-        centre, level, slope, sd = self._fit
-        n, away = len(self.gaps), math.log2(size) - centre
-        se = math.hypot(sd / math.sqrt(n), self.slope.se * away)
-        return Estimate(level + slope * away, se, n - 2, n)
+        x, level, slope, variance, df = self._fit
+        away = math.log2(size) - float(x.mean())
+        se = math.hypot(math.sqrt(variance / len(x)), self.slope.se * away)
+        beyond = len(x) == 2 and not x[0] <= math.log2(size) <= x[1]
+        return Estimate(level + slope * away, se, 0 if beyond else df, len(self.gaps))
 
     def seen(self, size: float) -> Estimate:
         """The gap that was measured at a size."""
@@ -88,7 +101,7 @@ def growth(studies: Sequence[Study]) -> Growth | None:
     for arm, other in compared(studies[0]):
         sizes, gaps = [], []
         for study in studies:
-            sides = [study.arms[a] for a in (arm, other) if a in study.arms]
+            sides = [study.arms[a] for a in (arm, other) if _alike(studies[0], study, a)]
             values = [a.values(study.primary, study.seeds) for a in sides]
             for seed in sorted(set.intersection(*map(set, values))) if len(values) == 2 else ():
                 pair = ({seed: v[seed]} for v in values)
@@ -112,7 +125,7 @@ def _differs_in(studies: Sequence[Study]) -> str | None:
         if run is None or not run.model:
             return None
         rest = {name: v for name, v in run.model.items() if name not in SIZES}
-        kinds.append((rest, run.config.get("dataset"), run.config.get("batch_size")))
+        kinds.append((rest, [run.config.get(name) for name in SAME]))
     if any(kind != kinds[0] for kind in kinds):
         return None
     sizes = {by: [_size(study, by) for study in studies] for by in ("parameters", "tokens")}
@@ -120,6 +133,11 @@ def _differs_in(studies: Sequence[Study]) -> str | None:
         if len(set(sizes[by])) == len(studies) and len(set(sizes[other])) == 1 and all(sizes[by]):
             return by
     return None
+
+
+def _alike(one: Study, other: Study, arm: str) -> bool:
+    """Whether both studies have this arm, with the same method."""
+    return arm in other.arms and method_of(one.arms[arm]) == method_of(other.arms[arm])
 
 
 def _size(study: Study, by: str) -> float:
@@ -185,7 +203,7 @@ def chart(canvas: Canvas, found: Growth) -> dict[str, object] | None:
         alt.Tooltip("said:N", title=title),
     ]
     layers = [canvas.rows([{"zero": 0}]).mark_rule(color=GREY).encode(y=y.y("zero"))]
-    area = canvas.data(fit).mark_area(opacity=0.14, clip=True, aria=False)
+    area = canvas.data(r for r in fit if "low" in r).mark_area(opacity=0.14, clip=True, aria=False)
     layers.append(area.encode(x=x.x("at"), y=y.y("low"), y2="high:Q", color=colour))
     for rows, dash in ((inside, [1, 0]), (beyond, [3, 4])):
         stroke = canvas.data(rows).mark_line(strokeWidth=2, strokeDash=dash, clip=True)

@@ -26,8 +26,9 @@ def count(value: float | None) -> str:
 
 def short(value: float) -> str:
     """A large number in a word: 131,072 → `131k`, 1,234,567 → `1.23M`."""
-    power = min(4, int(math.log10(value)) // 3) if value >= 1 else 0
-    return f"{value / 1000**power:.3g}{('', 'k', 'M', 'G', 'T')[power]}"
+    rounded = float(f"{value:.3g}")  # first, so that 999,700 is 1M and not 1000k
+    power = min(4, int(math.log10(rounded)) // 3) if rounded >= 1 else 0
+    return f"{rounded / 1000**power:.3g}{('', 'k', 'M', 'G', 'T')[power]}"
 
 
 def percent(share: float | None, *, signed: bool = True, digits: int = 1) -> str:

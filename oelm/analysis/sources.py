@@ -68,11 +68,18 @@ def read_study(folder: Path) -> Study:
             problems.append(text("study_broken", file="study.yaml", why=str(error)))
     plan = _rows(folder / "plan.json", problems)
     places = {(str(r["arm"]), str(r.get("point") or ""), int(r["seed"])): r for r in plan}
+    points, leftover = {place[:2] for place in places}, set()
     for seed_folder in sorted(folder.glob("**/seed-*")):
         with contextlib.suppress(ValueError):
             seed = int(seed_folder.name.removeprefix("seed-"))
             above = seed_folder.relative_to(folder).parts[:-1] or ("run",)
-            places.setdefault((above[0], "/".join(above[1:]), seed), {})
+            own = above[0], "/".join(above[1:])
+            if points and own not in points:
+                leftover.add("/".join(above))
+            else:
+                places.setdefault((*own, seed), {})
+    if leftover:
+        problems.append(text("leftover", places=", ".join(sorted(leftover))))
     if not places:
         raise UserError(f"{folder} holds no runs; give a study's folder such as runs/quickstart")
     arms: dict[str, Arm] = {}
@@ -206,14 +213,19 @@ def _read_claims(study: Study, claims: Any) -> None:
 
 
 def _choose_points(study: Study) -> None:
-    """Tune each arm alike: the point whose mean validation result over the planned seeds is best."""
+    """Tune each arm alike: the point whose mean validation result over the planned seeds is best.
+
+    Of the points with the most finished seeds: one that lost some might be judged by its lucky ones.
+    """
     measure = metric(study.primary)
     for arm in study.arms.values():
-        means = {}
-        for point in arm.points:
-            values = list(arm.values(study.primary, study.seeds, point).values())
-            if values:
-                means[point] = float(np.mean(values if measure.share else np.log(values)))
+        found = {p: list(arm.values(study.primary, study.seeds, p).values()) for p in arm.points}
+        most = max(map(len, found.values()), default=0)
+        means = {
+            point: float(np.mean(values if measure.share else np.log(values)))
+            for point, values in found.items()
+            if values and len(values) == most
+        }
         if len(arm.points) > 1 and means:
             best = max if measure.better == "greater" else min
             arm.chosen = best(means, key=lambda point: means[point])

@@ -8,7 +8,7 @@ from typing import Any
 from oelm.analysis.claims import Claim
 from oelm.analysis.runs import Run
 from oelm.analysis.words import Text
-from oelm.methods import UNIT_ROWS
+from oelm.methods import ORTHONORMAL
 
 
 @dataclass
@@ -102,18 +102,15 @@ def chain(study: Study) -> list[Arm]:
     for arm in study.arms.values():
         q = method_of(arm).get("q", {})
         k = method_of(arm).get("k", {})
-        plain = not any(t.get(extra) for t in (q, k) for extra in ("rank", "bias", "gain"))
-        if (
-            not q
-            or not plain
-            or method_of(arm).get("temperature")
-            or q.get("init") != k.get("init")
-        ):
+        added = [t.get(extra) for t in (q, k) for extra in ("rank", "bias", "gain", "input_gain")]
+        added += [method_of(arm).get(extra) for extra in ("temperature", "kernel")]
+        scaled = any(t.get("scale", 1) != 1 for t in (q, k))
+        if not q or any(added) or scaled or q.get("init") != k.get("init"):
             continue
         made = {"normal": "normal", "xavier": "normal", "matched": "matched"}.get(
             str(q.get("init"))
         )
-        made = made or ("orthogonal" if q.get("init") in UNIT_ROWS[1:4] else "other")
+        made = made or ("orthogonal" if q.get("init") in ORTHONORMAL else "other")
         both = (q.get("trains"), k.get("trains"))
         when = {("always", "always"): "trained", ("never", "never"): "frozen"}.get(both, "partly")
         steps.setdefault(f"{when} {made}", arm)

@@ -275,6 +275,20 @@ def test_classification_is_reported_in_points_with_its_classes(tmp_path):
     assert report.write(doc, tmp_path / "out", ["html", "pdf"])
 
 
+@pytest.mark.parametrize(
+    ("accuracy", "verb"), [(0.9, "beat frozen random ones"), (0.7, "No advantage of")]
+)
+def test_more_accuracy_is_better_and_counted_in_points(tmp_path, accuracy, verb):
+    arms = {"baseline": ("baseline", 0.8), "frozen": ("oelm_v2", accuracy)}
+    arms["matched"] = ("random_matched", 0.8)
+    folder = write_study(tmp_path, arms=arms, claims={}, task="classification", noise=0.001)
+    text = json.dumps(document([read_study(folder)], Words("en")).sections, ensure_ascii=False)
+    (said,) = (line for line in text.split('"') if "(frozen)" in line)
+    assert verb in said
+    assert "\u202fpt" in said
+    assert "\u202f%" not in said.replace("95\u202f%", "")
+
+
 def test_a_grid_gets_its_curve_and_the_chosen_point_is_named(tmp_path):
     for arm, method in (("baseline", "baseline"), ("frozen", "oelm_v2")):
         for i, point in enumerate(("max_lr=0.0003", "max_lr=0.001", "max_lr=0.003")):

@@ -34,19 +34,41 @@ def resize(folder, total, d_model):
         path.write_text(yaml.safe_dump(config))
 
 
-def test_the_line_is_least_squares_with_its_t_interval():
+def test_the_line_is_least_squares_through_the_means():
     draw = np.random.default_rng(0)
-    sizes = np.repeat([1e5, 3e5, 2e6], 3)
-    gaps = 0.1 - 0.02 * np.log2(sizes / 1e5) + 0.01 * draw.standard_normal(9)
+    places = np.array([1e5, 3e5, 2e6, 9e6])
+    sizes = np.repeat(places, 3)
+    gaps = 0.1 - 0.02 * np.log2(sizes / 1e5) + 0.01 * draw.standard_normal(12)
     line = Line("frozen", "baseline", metric("ppl"), sizes, gaps)
-    known = stats.linregress(np.log2(sizes), gaps)
+    known = stats.linregress(np.log2(places), gaps.reshape(4, 3).mean(1))
     assert line.slope.mean == pytest.approx(known.slope)
     assert line.slope.se == pytest.approx(known.stderr)
-    assert line.slope.df == 7
+    assert line.slope.df == 2
     assert line.at(1.0).mean == pytest.approx(known.intercept)
     assert line.at(1.0).se == pytest.approx(known.intercept_stderr)
     assert line.seen(3e5).mean == pytest.approx(gaps[3:6].mean())
     assert line.seen(3e5).df == 2
+
+
+def test_the_interval_covers_a_truth_that_is_not_quite_straight():
+    draw, places, covered = np.random.default_rng(1), np.array([1e5, 3e5, 1e6, 3e6]), 0
+    for _ in range(400):
+        off = 0.02 * np.log2(places / 1e5) + 0.01 * draw.standard_normal(4)  # shared by all seeds
+        gaps = np.repeat(off, 20) + 0.003 * draw.standard_normal(80)
+        low, high = Line("a", "b", metric("ppl"), np.repeat(places, 20), gaps).slope.interval()
+        covered += low < 0.02 < high
+    assert covered > 0.92 * 400
+
+
+def test_two_sizes_give_the_change_between_them_and_no_more():
+    gaps = np.array([0.10, 0.11, 0.12, 0.20, 0.21, 0.22])
+    line = Line("a", "b", metric("ppl"), np.repeat([1e6, 4e6], 3), gaps)
+    assert line.slope.mean == pytest.approx(0.05)
+    assert line.slope.df == 4
+    assert line.slope.se == pytest.approx(math.sqrt(2 * 0.01**2 / 3) / 2)
+    assert line.at(2e6).interval() is not None
+    assert line.at(4e7).mean == pytest.approx(0.21 + 0.05 * math.log2(10))
+    assert line.at(4e7).interval() is None
 
 
 def test_gaps_that_grow_with_the_tokens(tmp_path):
@@ -57,9 +79,9 @@ def test_gaps_that_grow_with_the_tokens(tmp_path):
     assert found.sizes == (300 * 2048, 600 * 2048, 1200 * 2048)
     (line,) = found.lines
     assert (line.arm, line.other) == ("frozen", "baseline")
+    assert line.slope.mean == pytest.approx(math.log(1.15 / 1.05) / 2, abs=0.01)
     low, high = line.slope.interval()
     assert low < math.log(1.15 / 1.05) / 2 < high
-    assert low > 0
 
 
 def test_the_report_on_studies_of_three_sizes_draws_and_tells_the_trend(tmp_path):
@@ -83,9 +105,12 @@ def test_the_report_on_studies_of_three_sizes_draws_and_tells_the_trend(tmp_path
     assert all(9 < float(cell["text"].split("\u202f")[0]) < 11 for cell in row[1:4])
 
 
-@pytest.mark.parametrize("differs", ["dataset", "model and tokens", "nothing", "one study"])
+@pytest.mark.parametrize(
+    "differs", ["dataset", "weight_decay", "model and tokens", "nothing", "one study"]
+)
 def test_no_trend_where_not_one_size_alone_differs(tmp_path, differs):
-    each = {"dataset": {"dataset": ("sotu", "stories"), "steps": (300, 600)}}.get(differs, {})
+    more = {"dataset": ("sotu", "stories"), "weight_decay": (0.1, 0.0)}
+    each = {differs: more[differs], "steps": (300, 600)} if differs in more else {}
     if differs == "model and tokens":
         each = {"steps": (300, 600)}
     folders = studies(tmp_path, (0.1,) if differs == "one study" else (0.1, 0.1), **each)

@@ -127,6 +127,31 @@ def test_missing_extra_and_unequal_seeds_are_noted(tmp_path):
     assert "different seeds (a: 0, 1; b: 0)" in text
 
 
+def test_runs_that_left_the_plan_decide_nothing(tmp_path):
+    folder = write_study(tmp_path, arms={"a": ("baseline", 42), "b": ("oelm_v2", 45)}, seeds=(0, 1))
+    for seed in (0, 1):
+        write_run(
+            folder / "b" / "max_lr=0.1" / f"seed-{seed}", method="oelm_v2", final=20, seed=seed
+        )
+        write_run(folder / "c" / f"seed-{seed}", final=20, seed=seed)
+    study = read_study(folder)
+    assert list(study.arms) == ["a", "b"]
+    assert list(study.arms["b"].points) == [""]
+    assert "b/max_lr=0.1, c are no longer in the study's plan" in said(study.all_problems())
+
+
+def test_the_chain_has_one_change_at_a_time(tmp_path):
+    arms = {
+        "baseline": ("baseline", 42),
+        "kernel": ("oelm_kernel", 41),
+        "small": ("oelm_v2,qk.scale=0.2", 47),
+        "orthogonal": ("oelm_v2", 46),
+        "random": ("oelm_random", 48),
+    }
+    study = read_study(write_study(tmp_path, arms=arms, seeds=(0, 1)))
+    assert [arm.name for arm in chain(study)] == ["baseline", "orthogonal", "random"]
+
+
 def test_a_wrong_claim_costs_no_other_its_verdict(tmp_path):
     claims = {
         "wrong": {"metric": "pppl", "arm": "a", "min": 1},
@@ -148,6 +173,16 @@ def test_an_arm_with_a_grid_is_tuned_on_the_mean_over_planned_seeds(tmp_path):
     assert arm.chosen == "max_lr=0.003"
     assert arm.label == "a (max_lr=0.003)"
     assert len(arm.values("ppl", (0, 1))) == 2
+
+
+def test_a_point_that_lost_seeds_is_not_chosen_for_its_lucky_ones(tmp_path):
+    for point, final in (("max_lr=0.003", 42.0), ("max_lr=0.006", 40.0)):
+        for seed in (0, 1, 2):
+            bad = point == "max_lr=0.006" and seed > 0
+            place = tmp_path / "g" / "a" / point / f"seed-{seed}"
+            write_run(place, seed=seed, final=final, state="failed" if bad else "finished")
+    (tmp_path / "g" / "study.yaml").write_text("{name: g, seeds: [0, 1, 2]}")
+    assert read_study(tmp_path / "g").arms["a"].chosen == "max_lr=0.003"
 
 
 def test_single_runs_become_one_comparison(tmp_path):
