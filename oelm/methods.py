@@ -154,8 +154,8 @@ class Method:
                 raise UserError(f"{name}: init {getattr(self, name).init} is for q and k only")
         if not self.small_lr > 0:
             raise UserError(f"small_lr must be above 0, not {self.small_lr}")
-        if any(not m >= 0 for m in self.lr_by_layer):
-            raise UserError("lr_by_layer must hold numbers of 0 or more")
+        if any(not m > 0 for m in self.lr_by_layer):
+            raise UserError("lr_by_layer must hold numbers above 0; to freeze a layer, treat it")
 
     def treatment(self, projection: str) -> Treatment:
         """The treatment of one of `PROJECTIONS`."""

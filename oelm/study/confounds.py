@@ -175,7 +175,7 @@ def _noise(claim: Claim, measured: Mapping[str, Measured]) -> list[Confound]:
         return []
     noise = math.expm1(LOSS_SPREAD / math.sqrt(min(known)))
     margin = abs(claim.margin.value)
-    if noise <= margin:
+    if not margin or noise <= margin:  # of a margin of 0, more text would not make it larger
         return []
     line = (
         f"perplexity on {min(known):,} validation tokens is known to about ±{noise:.1%}, the margin is "
@@ -209,7 +209,8 @@ def _differences(
 ) -> list[tuple[str, list[str], list[str]]]:
     """Fields whose values over the two arms' grids differ."""
     a, b = (_values(points) for points in (ours, theirs))
-    return [(name, a[name], b[name]) for name in a if set(a[name]) != set(b[name])]
+    both = [name for name in a if name in b]  # a Hugging Face model has no shape of ours
+    return [(name, a[name], b[name]) for name in both if set(a[name]) != set(b[name])]
 
 
 def _values(points: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -220,6 +221,7 @@ def _values(points: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
         given = {
             k: v for k, v in to_mapping(config).items() if k not in (*OWN_FIELDS, *NO_CONFOUND)
         }
+        given["model"] = f"hf:{config.hugging_face}" if config.hugging_face else "OELM's own"
         if config.hugging_face is None:
             shape = config.model_config(vocab_size=1)  # the vocabulary comes with the dataset
             given |= {f"model.{k}": v for k, v in to_mapping(shape).items() if k != "dropout"}

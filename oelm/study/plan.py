@@ -201,6 +201,7 @@ def essence(config: TrainConfig) -> dict[str, Any]:
             mapping.pop(key, None)
     rest = {k: v for k, v in fields.items() if k not in ("seed", *seeds)}
     rest |= {"min_lr": float(f"{config.last_lr:.9g}"), "warmup": config.warmup_steps}
+    rest["dataset"] = re.sub(r"[^,=]*[/\\]", "", config.dataset)  # the same, wherever it lies
     return {**rest, **seeds, "method": method, "model": model}
 
 

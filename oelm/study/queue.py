@@ -69,7 +69,7 @@ class Queue:
         with _alone(self.folder):
             notes = self._put_outdated_aside()
             notes += self._take_over_results(results / self.study.name)
-            self._write_plan()
+            notes += self._write_plan()
         if retry_failed:
             for run in self.runs:
                 if final_failure(run.folder):
@@ -116,6 +116,17 @@ class Queue:
         """Whether `oelm stop` has named the study, or this run, since this runner started."""
         folder = self.folder if run is None else run.folder
         return stop_token(folder) not in (None, self._seen_stops.get(folder))
+
+    @staticmethod
+    def meant(run: Run, code: int, began: float) -> int:
+        """The exit code of a trainer that torchrun may have turned into 1, from what it left behind."""
+        state = read_state(run.folder)
+        if code != FAILED or float(state.get("started") or 0) < began:
+            return code
+        if state.get("state") == "stopped":
+            return STOPPED
+        kind = str(state.get("error") or "").partition(":")[0]
+        return {"UserError": USER_ERROR, "NonFiniteError": NOT_FINITE}.get(kind, code)
 
     def ended(self, run: Run, code: int, where: str, *, asked: bool = False) -> str:
         """Note how a trainer ended; returns that in words. `asked`: it was told to stop."""
@@ -213,16 +224,24 @@ class Queue:
             taken += 1
         return [f"{taken} finished runs taken from {results}"] if taken else []
 
-    def _write_plan(self) -> None:
-        plan = self.folder / "plan.json"
+    def _write_plan(self) -> list[str]:
+        plan, kept, notes = self.folder / "plan.json", self.folder / "study.yaml", []
+        before = None
+        with contextlib.suppress(UserError):
+            before = load_study(kept)
         if plan.exists() and plan.read_text(encoding="utf-8") == self._plan:
-            return
-        shutil.copyfile(self.source, self.folder / "study.yaml")
+            if before == self.study:
+                return []
+            if before and before.claims != self.study.claims:
+                done = sum(self.done(run) for run in self.all_runs)
+                notes.append(f"the claims were changed when {done} runs had finished")
+        shutil.copyfile(self.source, kept)
         origin = {"source": str(self.source.resolve()), "oelm": __version__, "code": commit()}
         write_json(self.folder / "origin.json", {**origin, "time": time.time()})
         found = confounds(self.study, from_datasets(self.study))
         write_json(self.folder / "confounds.json", [to_mapping(c) for c in found])
         write_text(plan, self._plan)
+        return notes
 
 
 def write_config(run: Run) -> Path:

@@ -75,7 +75,7 @@ def studies(root: Path) -> list[Path]:
 def slurm_states(folders: Iterable[Path]) -> dict[str, str]:
     """Slurm's word on jobs, asked for only where some run was submitted to it."""
     submitted = any((run / "slurm.json").exists() for f in folders for run in run_folders(f))
-    return jobs() if submitted else {}
+    return (jobs() or {}) if submitted else {}
 
 
 def loss_curve(folder: Path, width: int = 24) -> str:

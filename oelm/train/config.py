@@ -96,10 +96,20 @@ class TrainConfig:
             "batch_size",
             "grad_accumulation",
             "eval_interval",
+            "eval_tokens",
             "save_interval",
+            "log_interval",
+            "threads",
         ):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} must be at least 1, not {value}")
+        for name in ("warmup", "weight_decay", "clip", "thaw_warmup", "keep", "skip_bad_steps"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"{name} must not be negative, not {getattr(self, name)}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
         if self.max_memory is not None:
             if self.task != "language":
                 raise UserError("max_memory is for language models; set grad_accumulation yourself")
@@ -108,8 +118,6 @@ class TrainConfig:
             raise UserError("probes look into language models; drop `probes` for classification")
         if not self.max_lr > 0:
             raise UserError(f"max_lr must be above 0, not {self.max_lr}")
-        if self.warmup < 0:
-            raise UserError(f"warmup must not be negative, not {self.warmup}")
         if self.batch_size % self.grad_accumulation:
             raise UserError(
                 f"batch_size {self.batch_size} is not divisible by grad_accumulation {self.grad_accumulation}"

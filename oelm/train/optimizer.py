@@ -52,7 +52,7 @@ def build_optimizer(
             }
             for (decays, multiplier, first_step), parameters in groups.items()
         ],
-        lr=torch.tensor(config.max_lr) if config.compile else config.max_lr,
+        lr=config.max_lr,
         betas=(config.beta1, config.beta2),
         fused=True,
     )

@@ -137,7 +137,7 @@ class Record:
         content = {"schema": SCHEMA, **to_mapping(self._config), "resolved": dict(resolved)}
         if path.exists():
             _compare(load_yaml(path), content, self.folder)
-        if self.writes:
+        if self.writes and not self.finished():
             _replace(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
     def _write_state(self) -> None:
@@ -260,10 +260,19 @@ def _compare(there: Mapping[str, Any], here: Mapping[str, Any], folder: Path) ->
         raise UserError(
             f"{folder} holds a run of {names[0]}, not of {names[1]}; choose another --out_dir"
         )
+    there, here = (_anywhere(config) for config in (there, here))
     for key in here.keys() - FREE - {"schema"}:
         if key in there and not _same(there[key], here[key]):
             shown = _difference(there[key], here[key], key)
             raise UserError(f"{folder} holds a run with {shown}; choose another --out_dir")
+
+
+def _anywhere(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without the place of its dataset, whose hash says all."""
+    resolved = dict(config["resolved"])
+    if isinstance(dataset := resolved.get("dataset"), Mapping):
+        resolved["dataset"] = {k: v for k, v in dataset.items() if k != "path"}
+    return {**config, "resolved": resolved}
 
 
 def _same(there: Any, here: Any) -> bool:

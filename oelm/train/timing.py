@@ -29,7 +29,7 @@ def synchronise(device: torch.device) -> None:
 
 
 class Clock:
-    """Times steps; what happens between `pause` and `start` is not counted."""
+    """Times steps; what happens between a lap and the next `start` is not counted."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress

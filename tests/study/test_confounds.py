@@ -79,6 +79,14 @@ def test_timing_claims(make_study) -> None:
     assert "--slots 1" in lines(make_study(claims=claims))["timing"]
 
 
+def test_arms_of_ours_and_of_hugging_face(make_study) -> None:
+    task = {"task": "classification", "dataset": "movie-reviews"}
+    arms = {"frozen": {"method": "oelm_v2"}, "baseline": {"method": "baseline", "model": "hf:bert"}}
+    claims = {"h": {"metric": "accuracy", "arm": "frozen", "vs": "baseline", "at_least": "-1pt"}}
+    path = make_study(arms=arms, claims=claims, seeds=[0, 1, 2], defaults=task)
+    assert "model is OELM's own in frozen" in str(lines(path))
+
+
 def test_what_only_measuring_shows(make_study) -> None:
     path = make_study(seeds=[0, 1, 2])
     known = Measured(epochs=6.3, validation_share=0.45, validation_tokens=2_000)
@@ -88,3 +96,6 @@ def test_what_only_measuring_shows(make_study) -> None:
     assert "±5.7%" in found["evaluation_noise"]  # e^(2.5/√2000) − 1, above the margin of 5 %
     fine = Measured(epochs=1.0, validation_share=0.05, validation_tokens=100_000)
     assert set(lines(path, baseline=fine, frozen=fine)) == {"init_scale"}
+    claims = {"h": {"metric": "ppl", "arm": "frozen", "vs": "baseline", "at_most": "0%"}}
+    path = make_study(seeds=[0, 1, 2], claims=claims)
+    assert "evaluation_noise" not in lines(path, baseline=fine, frozen=fine)

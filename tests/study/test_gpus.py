@@ -7,7 +7,7 @@ import pytest
 
 from oelm.errors import UserError
 from oelm.study import gpus
-from oelm.study.engines.local import GpuGroups
+from oelm.study.engines.local import GpuGroups, threads_each
 from oelm.study.gpus import Waiting, chosen
 
 STAND_IN = Path(__file__).parent / "nvml"
@@ -73,6 +73,7 @@ def test_choosing(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_groups(box: Box) -> None:
     groups = GpuGroups([0, 1, 2, 3], per_run=2)
+    assert groups.threads == threads_each(4)  # a process for each GPU
     first = groups.take([])
     second = groups.take([first])
     assert (first.gpus, second.gpus, groups.take([first, second])) == ((0, 1), (2, 3), None)

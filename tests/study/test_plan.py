@@ -121,6 +121,13 @@ def test_essence_ignores_how_a_run_is_carried_out(tmp_path: Path) -> None:
     assert first() == first(model={"preset": "nano"}) == first(min_lr=3e-4)
     assert first() != first(max_steps=5)
     assert first() != first(model="nano,n_layers=2")
+    assert first() == first(dataset="elsewhere/" + SMALL["defaults"].get("dataset", "sotu-bpe2048"))
+    assert first() != first(dataset="another")
+    tsv = "train.tsv,text=a+b,label=c,val={}dev.tsv"
+    classify = {"task": "classification", "model": "nano"}
+    assert first(dataset="here/" + tsv.format(""), **classify) == first(
+        dataset=tsv.format("/there/"), **classify
+    )
 
 
 def test_shipped_studies_are_found_by_name_and_load(tmp_path, monkeypatch) -> None:

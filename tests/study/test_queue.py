@@ -125,6 +125,46 @@ def test_changing_how_a_run_is_carried_out_repeats_nothing(make_study) -> None:
     assert changed.unfinished() == []
 
 
+def test_another_dataset_makes_other_runs(make_study, dataset) -> None:
+    queue = opened(make_study())
+    for run in queue.runs:
+        finish(run)
+    moved = Queue(make_study(defaults={"dataset": f"/elsewhere/{dataset.name}"}))
+    assert moved.unfinished() == []
+    changed = Queue(make_study(defaults={"dataset": "another"}))
+    changed.open()
+    assert len(changed.unfinished()) == 4
+
+
+def test_changed_claims_are_taken_and_said(make_study, place) -> None:
+    queue = opened(make_study())
+    finish(queue.runs[0])
+    claims = {"less": {"metric": "ppl", "arm": "frozen", "vs": "baseline", "less": True}}
+    path = make_study(claims=claims)
+    assert Queue(path).open() == ["the claims were changed when 1 runs had finished"]
+    assert (place / "runs/tiny/study.yaml").read_bytes() == path.read_bytes()
+    assert Queue(path).open() == []
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "code"),
+    [
+        ("stopped", None, 3),
+        ("failed", "UserError: no dataset 'x'", 2),
+        ("failed", "NonFiniteError: the loss is not finite", 4),
+        ("failed", "RuntimeError: boom", 1),
+    ],
+)
+def test_what_torchrun_hides_is_read_from_the_run(make_study, state, error, code) -> None:
+    queue = opened(make_study())
+    run = queue.runs[0]
+    run.folder.mkdir(parents=True)
+    write_json(run.folder / "state.json", {"state": state, "error": error, "started": 100.0})
+    assert queue.meant(run, 1, began=99.0) == code
+    assert queue.meant(run, 1, began=101.0) == 1  # left by an earlier attempt
+    assert queue.meant(run, -9, began=99.0) == -9
+
+
 def test_a_run_in_progress_is_not_moved(make_study) -> None:
     queue = opened(make_study())
     run = queue.runs[0]

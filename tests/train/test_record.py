@@ -96,6 +96,21 @@ def test_a_folder_holds_one_run_and_says_how_another_differs(tiny, config):
         Record(config).config(other)
 
 
+def test_a_dataset_may_have_moved(config):
+    about = {"name": "sotu", "sha256": "a" * 8, "path": "/here/sotu"}
+    Record(config).config({"method": {}, "dataset": about})
+    Record(config).config({"method": {}, "dataset": about | {"path": "/there/sotu"}})
+    with pytest.raises(UserError, match=r"resolved\.dataset\.sha256"):
+        Record(config).config({"method": {}, "dataset": about | {"sha256": "b" * 8}})
+
+
+def test_a_finished_run_keeps_its_configuration(tiny, config):
+    with Record(config) as record:
+        record.config({"method": {}})
+    Record(tiny(test=True)).config({"method": {}})
+    assert yaml.safe_load((config.out_dir / "config.yaml").read_text())["test"] is False
+
+
 def test_ranks_other_than_0_write_nothing(config):
     with Record(config, writes=False) as record:
         record.metrics("train", 1)

@@ -82,7 +82,7 @@ class GpuGroups:
         if per_run > len(indices):
             raise UserError(f"gpus_per_run is {per_run}, and there are {len(indices)} GPUs to use")
         self.indices, self.per_run, self.waiting = indices, per_run, waiting
-        self.threads = threads_each(len(indices) // per_run)
+        self.threads = threads_each(len(indices))  # each GPU has a process of its own
 
     def take(self, busy: list[Place]) -> Place | None:
         """The first GPUs that are free."""
@@ -105,6 +105,7 @@ class Trainer:
         self.run, self.place = run, place
         self.asked = False
         self.started = self.looked = time.monotonic()
+        self.began = time.time()
         threads = run.config.threads or place.threads
         argv = ["train", "--config", str(write_config(run)), "--threads", str(threads)]
         context = multiprocessing.get_context("forkserver")
@@ -176,9 +177,9 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def threads_each(runs: int) -> int:
-    """The threads of each of several runs at once: its share of the cores, or less if the user says so."""
-    share = max(1, cores() // runs)
+def threads_each(processes: int) -> int:
+    """The threads of each of several processes: its share of the cores, or less if the user says so."""
+    share = max(1, cores() // processes)
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     return min(share, int(wanted)) if wanted.isdigit() and int(wanted) else share
 
@@ -197,6 +198,7 @@ def _tell_end(queue: Queue, trainer: Trainer, say: Say) -> None:
     code = trainer.process.exitcode
     assert code is not None
     trainer.process.join()
+    code = queue.meant(trainer.run, code, trainer.began)
     outcome = queue.ended(trainer.run, code, trainer.place.name, asked=trainer.asked)
     seconds = time.monotonic() - trainer.started
     finished = len(queue.runs) - len(queue.unfinished())

@@ -81,7 +81,8 @@ class Job:
 
     def _train(self, queue: Queue, where: str) -> tuple[int, bool]:
         """One attempt: the trainer's exit code, and whether `oelm stop` ended it."""
-        threads = self.run.config.threads or self.needs.cpus_per_task or 1
+        share = (self.needs.cpus_per_task or 1) // (self.processes // self.needs.nodes)
+        threads = self.run.config.threads or max(1, share)
         argv = ["-m", "oelm", "train", "--config", str(self.config), "--threads", str(threads)]
         command = [sys.executable, *self._torchrun(), *argv]
         with (self.run.folder / "console.log").open("ab") as output:
@@ -93,13 +94,13 @@ class Job:
                 preexec_fn=_ignore_submitits_signal,
             )
         self._pid = process.pid
-        asked = False
+        asked, began = False, time.time()
         while (code := process.poll()) is None:
             if not asked and _stops(queue, self.run):
                 process.terminate()
                 asked = True
             time.sleep(POLL_SECONDS)
-        return code, asked
+        return queue.meant(self.run, code, began), asked
 
     def _torchrun(self) -> list[str]:
         """Several processes train one run: torchrun on each node, which restarts them together."""
@@ -140,6 +141,10 @@ def submit(queue: Queue, needs: SlurmNeeds, gpus_per_run: int) -> dict[str, str]
     from submitit import SlurmExecutor
 
     known = jobs()
+    if known is None:
+        raise UserError(
+            "Slurm's `squeue` did not answer, so what is queued is not known; try again"
+        )
     waiting = [r for r in queue.startable() if job_of(r.folder) not in known]
     if not waiting:
         return {}
