@@ -51,7 +51,6 @@ def _generate(
 
     import torch
 
-    from oelm.data.dataset import Dataset
     from oelm.train.saved import SavedRun
 
     saved = SavedRun(run)
@@ -59,9 +58,7 @@ def _generate(
         raise UserError(f"{run} was trained to classify; it writes no text")
     model = saved.language_model()
     model.load_state_dict(saved.weights())
-    data = saved.resolved["dataset"]
-    here = Path(data["path"]).exists()  # else perhaps it was prepared on this machine as well
-    tokenizer = Dataset.open(data["path"] if here else data["name"]).tokenizer()
+    tokenizer = saved.dataset().tokenizer()
     ids = torch.tensor([tokenizer.encode(prompt) or [tokenizer.eot]])
     steps = model.eval().generate(
         ids,

@@ -26,7 +26,7 @@ def export(run: Path, to: Path) -> Path:
         )
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(f"{to} is there already; choose another --to or remove it")
-    dataset = Dataset.open(saved.resolved["dataset"]["path"])
+    dataset = saved.dataset()
     config = OelmConfig(
         shape=saved.resolved["model"],
         method=saved.resolved["method"],

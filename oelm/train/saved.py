@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from oelm.config import from_mapping, load_yaml
+from oelm.data.dataset import Dataset
 from oelm.errors import UserError
 from oelm.freezing import Plan, audit
 from oelm.methods import Method
@@ -43,6 +44,11 @@ class SavedRun:
         """The GPT as it was before training."""
         shape = from_mapping(ModelConfig, self.resolved["model"], what="the run's model")
         return GPT(shape, self.method, self.seeds["init_seed"], self.seeds["frozen_seed"])
+
+    def dataset(self) -> Dataset:
+        """The dataset that it trained on, or else the one of that name that was prepared here."""
+        about = self.resolved["dataset"]
+        return Dataset.open(about["path"] if Path(about["path"]).exists() else about["name"])
 
     def weights(self, name: str = checkpoint.BEST) -> dict[str, Tensor]:
         """The stored tensors of one of the run's checkpoints."""
