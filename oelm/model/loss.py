@@ -37,7 +37,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # Cast once: under autocast every chunk's product would cast the whole matrix again.
         hidden, matrix = h.to(low), weight.to(low)
         grad_h = torch.empty_like(h) if need_h else None
-        grad_w = torch.zeros_like(weight) if need_w else None
+        blank = torch.empty_like if len(h) else torch.zeros_like
+        grad_w = blank(weight) if need_w else None
 
         kept_N1 = (targets != IGNORED)[:, None]
         row_weight_N1 = kept_N1 / kept_N1.sum().clamp(min=1).to(exact)
@@ -67,7 +68,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 if grad_h is not None:
                     grad_h[at] = torch.mm(p, matrix) * share
                 if grad_w is not None:
-                    grad_w.addmm_(p.T.to(grad_w.dtype), (hidden[at] * share).to(grad_w.dtype))
+                    narrow = (hidden[at] * share).to(grad_w.dtype)
+                    grad_w.addmm_(p.T.to(grad_w.dtype), narrow, beta=0 if first == 0 else 1)
         ctx.grads = grad_h, grad_w  # type: ignore[attr-defined]
         return total
 
