@@ -18,12 +18,13 @@ from pathlib import Path
 
 import altair as alt
 import torch
-import torch.distributed as dist
 
 from oelm.bench import WARMUP, random_batch, trainer
 from oelm.methods import METHODS
 from oelm.model.config import ModelConfig
 from oelm.roofline import step_flops
+from oelm.train.config import TrainConfig
+from oelm.train.parallel import processes as together
 from oelm.train.timing import matmul_peak, timed
 
 TOKENS = 2048
@@ -77,18 +78,18 @@ def process(rounds):
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
     shape = ModelConfig.preset("nano")
     batch_size = TOKENS // shape.seq_len
-    own = trainer(METHOD, shape, batch_size, "cpu", precision="fp32")
     batch = random_batch(shape, batch_size // world, CPU)
     times = []
-    for i in range(WARMUP + rounds):
-        began = time.perf_counter()
-        own.step(batch)
-        if i >= WARMUP:
-            times.append(time.perf_counter() - began)
+    with together(TrainConfig(device="cpu")) as group:
+        own = trainer(METHOD, shape, batch_size, "cpu", group, precision="fp32")
+        for i in range(WARMUP + rounds):
+            began = time.perf_counter()
+            own.step(batch)
+            if i >= WARMUP:
+                times.append(time.perf_counter() - began)
+        own.wrapped.unwrap()
     if int(os.environ["RANK"]) == 0:
         print(json.dumps(statistics.median(times)), flush=True)
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def processes(rounds, peak):

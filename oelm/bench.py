@@ -22,7 +22,7 @@ from oelm.roofline import step_flops, step_parts
 from oelm.train.config import TrainConfig
 from oelm.train.console import Console
 from oelm.train.loop import Trainer
-from oelm.train.parallel import processes
+from oelm.train.parallel import Processes, processes
 from oelm.train.record import Record
 from oelm.train.timing import matmul_peak, timed
 
@@ -40,9 +40,14 @@ class _RandomTokens:
 
 
 def trainer(
-    method: Method, shape: ModelConfig, batch_size: int, device: str = "auto", **rest: Any
+    method: Method,
+    shape: ModelConfig,
+    batch_size: int,
+    device: str = "auto",
+    group: Processes | None = None,
+    **rest: Any,
 ) -> Trainer:
-    """A trainer that can take steps, but has no folder and no data."""
+    """A trainer that can take steps, alone or in a group, but has no folder and no data."""
     changing = [p for p in PROJECTIONS if method.treatment(p).trains in ("late", "every")]
     if changing:
         raise UserError(
@@ -57,10 +62,14 @@ def trainer(
         max_steps=10**6,
         **rest,
     )
-    with processes(config) as group:
-        record, console = Record(config, writes=False), Console(config, first=False)
-        task: Any = _RandomTokens(shape, method)
-        return Trainer(config, task, group, record, console, None, None)
+    record, console = Record(config, writes=False), Console(config, first=False)
+    task: Any = _RandomTokens(shape, method)
+    if group is not None:
+        own = Trainer(config, task, group, record, console, None, None)
+        own.wrapped.wrap(0)
+        return own
+    with processes(config) as alone:
+        return Trainer(config, task, alone, record, console, None, None)
 
 
 def random_batch(

@@ -32,7 +32,12 @@ def split_spec(text: str) -> tuple[str, dict[str, Any]]:
         inner = overrides
         for part in path:
             inner = inner.setdefault(part, {})
-        inner[last] = parse_value(value.strip())
+            if not isinstance(inner, dict):
+                raise UserError(f"'{text}' gives {part} a value and fields; drop one of them")
+        try:
+            inner[last] = parse_value(value.strip())
+        except yaml.YAMLError:
+            raise UserError(f"cannot read '{value.strip()}' in '{text}'") from None
     return name.strip(), overrides
 
 

@@ -356,6 +356,8 @@ def _override(base: Method, overrides: Mapping[str, Any], label: str) -> Method:
     data = {**to_mapping(base), "name": label}
     overrides = dict(overrides)
     if both := overrides.pop("qk", None):
+        if not isinstance(both, Mapping):
+            raise UserError(f"qk has fields, as in qk.init=headwise; it cannot be {both!r} itself")
         overrides = {
             "q": {**both, **overrides.get("q", {})},
             "k": {**both, **overrides.get("k", {})},

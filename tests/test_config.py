@@ -30,6 +30,20 @@ def test_a_spec_is_a_name_and_what_differs():
     )
 
 
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("nano,positions", "cannot read 'positions' in"),
+        ("nano,positions={", r"cannot read '\{' in"),
+        ("baseline,lr_by_layer=[1,2", "cannot read"),
+        ("oelm_v2,q=1,q.rank=4", "gives q a value and fields"),
+    ],
+)
+def test_a_spec_that_cannot_be_read(spec, message):
+    with pytest.raises(UserError, match=message):
+        split_spec(spec)
+
+
 def test_mappings_round_trip():
     sample = Sample(rate=2.0, layers=(1, 2), inner=Inner(depth=3))
     assert from_mapping(Sample, to_mapping(sample), what="sample") == sample

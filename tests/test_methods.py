@@ -51,6 +51,8 @@ def test_the_source_scripts_switch_finds_the_twin():
         ("baseline,q.scale=0", "scale must be above 0"),
         ("oelm_v2 q.rank=4", "unknown method"),
         ("oelm_v2,rank", "write name,field=value"),
+        ("oelm_v2,qk=headwise", "qk has fields, as in qk.init=headwise"),
+        ("baseline,lr_by_layer=[0, 1]", "lr_by_layer must hold numbers above 0"),
     ],
 )
 def test_a_contradiction_is_refused_with_its_reason(spec, message):

@@ -64,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except UserError as error:
         print(f"oelm: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("\noelm: interrupted", file=sys.stderr)
+        sys.exit(130)
     except BrokenPipeError:  # the reader of our output, `head` perhaps, has seen enough
         sys.stderr.close()
         sys.exit(0)

@@ -76,6 +76,10 @@ class Prepare:
             return Sotu()
         if not first:
             raise UserError(f"which corpus? Name one of {', '.join(NAMES)}, or local files")
+        if named := [c for c in self.corpus if c in NAMES and not Path(c).exists()]:
+            raise UserError(
+                f"{named[0]} is prepared by itself; other corpora need their own command"
+            )
         if not Path(first).exists() and not Path(first).suffix and "/" not in first:
             raise unknown("corpus, and no file,", first, NAMES)
         paths = [Path(path).expanduser() for path in self.corpus]

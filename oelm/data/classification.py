@@ -18,7 +18,7 @@ from oelm.data.publish import published
 from oelm.data.tokenizers import Tokenizer
 from oelm.errors import UserError
 
-SCHEMA = 1
+SCHEMA = 2
 POOL = 50  # batches whose texts are sorted by length together; fewer where there are few texts
 Ids = npt.NDArray[np.int64]
 

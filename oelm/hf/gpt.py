@@ -47,6 +47,9 @@ class OelmForCausalLM(PreTrainedModel, GenerationMixin):
     base_model_prefix = "gpt"
     _supports_sdpa = True
     main_input_name = "input_ids"
+    accepts_loss_kwargs = (
+        False  # the loss is a mean over its own batch: `Trainer` must average them
+    )
 
     def __init__(self, config: OelmConfig) -> None:
         super().__init__(config)

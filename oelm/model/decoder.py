@@ -52,7 +52,8 @@ def lay_out(parts: Sequence[Tensor]) -> Tensor:
     if len(parts) == 1 and rows > columns and parts[0].T.is_contiguous():
         return parts[0]  # lies well as it is, as [out, in]
     like, count = parts[0], rows * columns
-    if count * like.element_size() < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    huge = like.device.type == "cpu" and hasattr(mmap, "MADV_HUGEPAGE")
+    if not huge or count * like.element_size() < HUGE_PAGE:
         return torch.cat(list(parts), dim=1).contiguous()
     memory = mmap.mmap(-1, count * like.element_size())
     memory.madvise(mmap.MADV_HUGEPAGE)

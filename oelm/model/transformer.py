@@ -63,11 +63,12 @@ def holding(
         return nullcontext()
     place, size = value.data_ptr(), value.numel()  # the hook outlives this call, `value` must not
 
-    def pack(saved: Tensor) -> Tensor | torch.Size:
-        return saved.shape if saved.data_ptr() == place and saved.numel() == size else saved
+    def pack(saved: Tensor) -> Tensor | tuple[torch.Size, tuple[int, ...]]:
+        ours = saved.data_ptr() == place and saved.numel() == size
+        return (saved.shape, saved.stride()) if ours else saved  # a view of it, perhaps transposed
 
-    def unpack(kept: Tensor | torch.Size) -> Tensor:
-        return kept if isinstance(kept, Tensor) else again().view(kept)
+    def unpack(kept: Tensor | tuple[torch.Size, tuple[int, ...]]) -> Tensor:
+        return kept if isinstance(kept, Tensor) else again().as_strided(*kept)
 
     return saved_tensors_hooks(pack, unpack)
 

@@ -43,6 +43,10 @@ class ClassificationTask:
 
             self.checkpoint = Checkpoint.parse(config.hugging_face)
         self.dataset = LabelledDataset(config.dataset, self._encoding())
+        self.vocab_size, self.pad = self.dataset.vocab_size, self.dataset.pad
+        if self.checkpoint is not None and not self.checkpoint.pretrained:
+            # Our texts end in what we pad with; Hugging Face's models never train their padding.
+            self.vocab_size, self.pad = self.vocab_size + 1, self.vocab_size
         self.train = self.dataset.examples("train")
         self.buckets = Buckets(self.train.lengths, config.batch_size, config.seeds["data_seed"])
 
@@ -77,7 +81,7 @@ class ClassificationTask:
         """The classifier of the run."""
         seeds, data = self.config.seeds, self.dataset
         if self.checkpoint is not None:
-            about = data.classes, data.vocab_size, data.pad
+            about = data.classes, self.vocab_size, self.pad
             return self.checkpoint.build(self.method, *about, seeds, self.config.dropout)
         model = Encoder(
             self.config.model_config(vocab_size=data.vocab_size),
@@ -97,7 +101,7 @@ class ClassificationTask:
         if self.checkpoint is None:
             model = to_mapping(self.config.model_config(vocab_size=data.vocab_size))
         else:
-            model = {"hf": self.config.hugging_face, "vocab_size": data.vocab_size}
+            model = {"hf": self.config.hugging_face, "vocab_size": self.vocab_size}
         return {
             "method": to_mapping(self.method),
             "model": model,
@@ -126,7 +130,7 @@ class ClassificationTask:
     def _batch(
         self, examples: Examples, rows: Ids, processes: Processes, share: slice = slice(None)
     ) -> Batch:
-        tokens, parts, labels = examples.batch(rows, self.dataset.pad, share)
+        tokens, parts, labels = examples.batch(rows, self.pad, share)
         mask = parts > 0 if self.checkpoint is None else parts
         arrays = (torch.from_numpy(array) for array in (tokens, mask, labels))
         return tuple(t.to(processes.device, non_blocking=True) for t in arrays)

@@ -54,7 +54,7 @@ def estimate(
     parts = step_memory(
         shape,
         trainable=trainable,
-        frozen=counts["frozen"] // shards,
+        frozen=counts["frozen"],  # buffers are on every GPU
         sequences=sequences,
         logits=min(rows * shape.vocab_size, 2 * CHUNK_ELEMENTS),  # two lanes at most
         activation_checkpointing=config.activation_checkpointing,

@@ -156,7 +156,7 @@ class Trainer:
                 last or p.step % interval == 0
                 for interval in (config.log_interval, config.eval_interval, config.save_interval)
             )
-            if logs or evaluates or saves or self.device.type == "cpu":
+            if logs or evaluates or saves or stops or self.device.type == "cpu":
                 norm_value = float(norm)  # waits for the device, so that the clock is honest
                 clock.lap()
             if logs:

@@ -78,6 +78,7 @@ def test_a_damaged_dataset_is_one_line_and_listed_as_such(oelm, text, home):
     [
         (["prepare"], "which corpus? Name one of sotu, tinystories"),
         (["prepare", "stou"], "unknown corpus, and no file, 'stou'; did you mean 'sotu'?"),
+        (["prepare", "sotu", "tinystories"], "sotu is prepared by itself"),
         (["prepare", "none/x.txt"], "no file or folder at none/x.txt"),
         (["prepare", "sotu", "--source", "."], "--source is for a corpus from the hub"),
         (["prepare", "sotu", "--tokeniser", "gpt2"], "did you mean '--tokenizer'?"),

@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from oelm.data import formats
-from oelm.data.files import Files
+from oelm.data.files import Files, _files_at
 from oelm.errors import UserError
 
 TEXTS = [
@@ -112,6 +112,13 @@ def test_files_named_after_splits_are_the_splits(tmp_path):
         "one file of another name, and the names mean nothing"
     )
     assert len(read(tmp_path)) == 5
+
+
+def test_what_editors_and_tools_keep_is_no_text(tmp_path):
+    for place in ("a.txt", ".hidden.txt", ".ipynb_checkpoints/a-checkpoint.txt", "b/.venv/c.txt"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text("text")
+    assert [file.name for file in _files_at(tmp_path)] == ["a.txt"]
 
 
 def test_json_as_strings_or_lines_and_another_field(tmp_path):

@@ -74,6 +74,31 @@ def test_missing_splits_are_taken_from_train_and_stay_when_it_grows(tmp_path):
     assert sum(map(len, large.values())) == 200
 
 
+def test_the_hypotheses_of_a_premise_stay_together(tmp_path):
+    rows = [(f"premise {i}", f"hypothesis {i} {j}", str(j)) for i in range(300) for j in range(3)]
+    file = write(tmp_path / "a.tsv", rows, "premise\thypothesis\tgold")
+    splits, _, _ = Labelled.parse(f"{file},text=premise+hypothesis,label=gold").read()
+    premises = [{row.texts[0] for row in found} for found in splits.values()]
+    assert all(premises)
+    assert sum(map(len, premises)) == len(set.union(*premises))
+
+
+def test_a_changed_copy_of_a_hub_set_is_noticed(tmp_path):
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "train.parquet").write_bytes(b"one")
+    spec = Labelled.parse(f"sst2,source={tmp_path / 'copy'}")
+    before = spec.fingerprint()
+    assert spec.fingerprint() == before
+    (tmp_path / "copy" / "train.parquet").write_bytes(b"other")
+    assert spec.fingerprint() != before
+
+
+def test_a_text_beyond_128_kb(tmp_path):
+    file = write(tmp_path / "a.tsv", [("long " * 40_000, "pos"), *ROWS])
+    splits, _, _ = Labelled.parse(f"{file},val={file},test={file}").read()
+    assert len(splits["train"][0].texts[0]) == 200_000
+
+
 def test_some_rows_are_always_the_same_ones(tmp_path):
     rows = [(f"text {i}", str(i % 2)) for i in range(100)]
     spec = f"{write(tmp_path / 'a.tsv', rows)},rows="

@@ -174,6 +174,15 @@ def test_bad_input_leaves_nothing_and_loses_nothing(tmp_path, home, texts, optio
     assert [path.name for path in home.iterdir()] == ["kept"]
 
 
+def test_names_and_places_that_cannot_be(tmp_path, home):
+    with pytest.raises(UserError, match="a dataset's name has no '/', as 'a/b' has"):
+        prepare(corpus(tmp_path), "bytes", name="a/b")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="file is a file; choose a new folder"):
+        prepare(corpus(tmp_path), "bytes", out=tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def child(home: Path, code: str) -> list[str]:
     """A process that prepares `some.jsonl` as bytes under the name `kept`, again."""
     program = (

@@ -118,7 +118,9 @@ def test_architectures_to_start_anew(name, pairs, tmp_path):
     spec = f"hf:{name},{shapes.get(name, usual)},max_length=24"
     task = ClassificationTask(config(spec, f"{pairs},tokenizer=bytes", tmp_path / "run"))
     model = task.build()
-    tokens, parts, labels = task.train.batch(task.buckets.rows(0), task.dataset.pad)
+    tokens, parts, labels = task.train.batch(task.buckets.rows(0), task.pad)
+    assert task.dataset.pad in tokens[parts > 0]  # our texts end in it, so padding is another
+    assert set(tokens[parts == 0]) <= {task.pad} == {model.model.config.pad_token_id}
     arrays = (torch.from_numpy(array) for array in (tokens, parts, labels))
     loss = model(*arrays)
     loss.backward()
@@ -141,6 +143,8 @@ def test_long_texts_are_cut_by_the_tokenizer_and_counted(bert):
         ("/nowhere/at/all", "cannot load hf:/nowhere/at/all"),
         ("BERT,hidden_size=64", "pretrained, so hidden_size cannot be changed"),
         ("PATH,max_length=41", "max_length must be 8 to 40, not 41"),
+        ("PATH,max_length=long", "max_length must be a number, not 'long'"),
+        ("bert,hiden_size=64", "unknown field of hf:bert 'hiden_size'; did you mean 'hidden_size'"),
     ],
 )
 def test_checkpoints_that_cannot_be_used(spec, match, bert, monkeypatch):

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
 from oelm import GPT, ModelConfig, method
 from oelm.config import to_mapping
@@ -57,6 +57,11 @@ def test_generate_is_ours_greedily(pair, use_cache):
         TOKENS, attention_mask=mask, max_new_tokens=25, do_sample=False, use_cache=use_cache
     )
     assert torch.equal(found[:, 20:], expected)
+
+
+def test_a_trainer_averages_over_what_it_accumulates(pair, tmp_path):
+    args = TrainingArguments(str(tmp_path), gradient_accumulation_steps=2, report_to=[])
+    assert not Trainer(model=pair[1], args=args).model_accepts_loss_kwargs
 
 
 def test_a_padded_row_gets_what_it_gets_alone(pair):
