@@ -56,21 +56,17 @@ class Attention(nn.Module):
         mask: Tensor | None = None,
         cache: Cache | None = None,
         start: int = 0,
-        at_B: Tensor | None = None,
     ) -> Tensor:
-        """Attend; `start` is the position of the first token, `cache` holds k and v of all before it.
-
-        With `at_B`, only that position of each row asks, and the result is [B, 1, D].
-        """
+        """Attend; `start` is the position of the first token, `cache` holds k and v of all before it."""
         B, T, D = x_BTD.shape
-        q_BHTE, k_BHTE = self.queries_and_keys(x_BTD, rotation, at_B)
+        q_BHTE, k_BHTE = self.queries_and_keys(x_BTD, rotation)
         v_BHTE = self.heads(self.v(x_BTD))
         if cache is not None:
             cache["k"][:, :, start : start + T] = k_BHTE
             cache["v"][:, :, start : start + T] = v_BHTE
             k_BHTE, v_BHTE = cache["k"][:, :, : start + T], cache["v"][:, :, : start + T]
 
-        bias = self.logit_bias(T, start, mask, q_BHTE, at_B)
+        bias = self.logit_bias(T, start, mask, q_BHTE)
         y_BHTE = F.scaled_dot_product_attention(
             q_BHTE,
             k_BHTE,
@@ -80,44 +76,31 @@ class Attention(nn.Module):
             is_causal=self.causal and bias is None and T > 1,
             dropout_p=self.dropout if self.training else 0.0,
         )
-        y: Tensor = self.o(y_BHTE.transpose(1, 2).reshape(B, -1, D))
+        y: Tensor = self.o(y_BHTE.transpose(1, 2).reshape(B, T, D))
         return y
 
     def queries_and_keys(
-        self,
-        x_BTD: Tensor,
-        rotation: tuple[Tensor, Tensor] | None,
-        at_B: Tensor | None = None,
+        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
         """What the heads compare."""
-        asking_BTD = x_BTD if at_B is None else take(x_BTD, at_B)
-        return self.placed(
-            self.heads(self.q(asking_BTD)), self.heads(self.k(x_BTD)), rotation, at_B
-        )
+        return self.placed(self.heads(self.q(x_BTD)), self.heads(self.k(x_BTD)), rotation)
 
     def placed(
-        self,
-        q_BHTE: Tensor,
-        k_BHTE: Tensor,
-        rotation: tuple[Tensor, Tensor] | None,
-        at_B: Tensor | None = None,
+        self, q_BHTE: Tensor, k_BHTE: Tensor, rotation: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys normalised, turned by position, and scaled."""
         if self.q_norm is not None and self.k_norm is not None:
             q_BHTE, k_BHTE = self.q_norm(q_BHTE), self.k_norm(k_BHTE)
         if rotation is not None:
-            own = rotation
-            if at_B is not None:
-                own = rotation[0][at_B, None, None], rotation[1][at_B, None, None]
             if self.kernel_q is not None and self.kernel_k is not None:
                 # The product of these two, turned, depends on the distance alone.
                 of_q, of_k = (v.view(self.n_heads, 1, -1) for v in (self.kernel_q, self.kernel_k))
                 if not self.rope:
-                    of_q, of_k = rotate(of_q, own), rotate(of_k, rotation)
+                    of_q, of_k = rotate(of_q, rotation), rotate(of_k, rotation)
                 q_BHTE = q_BHTE + of_q.to(q_BHTE.dtype)
                 k_BHTE = k_BHTE + of_k.to(k_BHTE.dtype)
             if self.rope:
-                q_BHTE, k_BHTE = rotate(q_BHTE, own), rotate(k_BHTE, rotation)
+                q_BHTE, k_BHTE = rotate(q_BHTE, rotation), rotate(k_BHTE, rotation)
         if self.temperature is not None:
             q_BHTE = q_BHTE * self.temperature[:, None, None]
         return q_BHTE, k_BHTE
@@ -127,33 +110,21 @@ class Attention(nn.Module):
         B, T, _ = x_BTD.shape
         return x_BTD.view(B, T, self.n_heads, -1).transpose(1, 2)
 
-    def logit_bias(
-        self, T: int, start: int, mask: Tensor | None, like: Tensor, at_B: Tensor | None = None
-    ) -> Tensor | None:
+    def logit_bias(self, T: int, start: int, mask: Tensor | None, like: Tensor) -> Tensor | None:
         """What is added to the logits: nothing where `is_causal` says it all."""
         plain = self.relative_bias is None
-        if plain and mask is None and at_B is None and (start == 0 or T == 1 or not self.causal):
+        if plain and mask is None and (start == 0 or T == 1 or not self.causal):
             return None
         keys = torch.arange(start + T, device=like.device)
-        asking = (
-            torch.arange(start, start + T, device=like.device) if at_B is None else at_B[:, None]
-        )
-        # [T, keys] or, for one position of each row, [B, 1, keys]
-        distance = asking[..., None] - keys
+        distance = keys[start:, None] - keys
         allowed = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
-        allowed = allowed.unsqueeze(-3)
         if mask is not None:
             allowed = allowed & mask[:, None, None, :]
         if self.relative_bias is None:
             return allowed
         offset = 0 if self.causal else self.relative_bias.shape[1] // 2
-        bias = self.relative_bias[:, (distance + offset).clamp(min=0)].to(like.dtype).movedim(0, -3)
+        bias = self.relative_bias[:, (distance + offset).clamp(min=0)].to(like.dtype)
         return bias.masked_fill(~allowed, float("-inf"))
-
-
-def take(x_BTD: Tensor, at_B: Tensor) -> Tensor:
-    """One position of each row [B, 1, D]."""
-    return x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), at_B][:, None]
 
 
 def rotation_table(seq_len: int, d_head: int, theta: float) -> tuple[Tensor, Tensor]:

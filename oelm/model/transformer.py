@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from oelm.errors import UserError
 from oelm.methods import Method
-from oelm.model.attention import Attention, Cache, rotation_table, take
+from oelm.model.attention import Attention, Cache, rotation_table
 from oelm.model.config import ModelConfig
 from oelm.model.projection import Projection
 from oelm.projections import normal, stream
@@ -93,9 +93,10 @@ class Block(nn.Module):
         start: int = 0,
         at_B: Tensor | None = None,
     ) -> Tensor:
-        """[B, T, D] → [B, T, D]; or [B, 1, D], the result at one position of each row."""
-        attended = self.attention(self.attention_norm(x), rotation, mask, cache, start, at_B)
-        x = (x if at_B is None else take(x, at_B)) + self._drop(attended)
+        """[B, T, D] → [B, T, D]; or, with `at_B`, the result at one position of each row [B, 1, D]."""
+        x = x + self._drop(self.attention(self.attention_norm(x), rotation, mask, cache, start))
+        if at_B is not None:
+            x = x[torch.arange(len(x), device=x.device), at_B][:, None]
         return x + self._drop(self.mlp(self.mlp_norm(x)))
 
     def _drop(self, x: Tensor) -> Tensor:
@@ -176,7 +177,7 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """The normalised hidden states [B, T, D] that a head reads.
 
-        With `at_B`, those of one position of each row [B, 1, D]: the last block then computes no others.
+        With `at_B`, those of one position of each row [B, 1, D]: the last MLP then computes no others.
         """
         T = tokens_BT.shape[1]
         if start + T > self.config.seq_len:
