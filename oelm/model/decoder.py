@@ -1,11 +1,11 @@
 """A GPT laid out for one token at a time.
 
-With one row, a step is mostly the calls around its products, and reading weights. So q, k and v become
-one product; gains and low-rank updates are merged into their matrices, residuals into the products; and
-matrices lie with their longer side in memory order, where a CPU reads them up to twice as fast. Most
-weights are copied once for that, to huge pages where the system has them.
+With one row, a step is mostly reading weights and, where those are small, the calls around its products.
+So q, k and v become one product; gains and low-rank updates are merged into their matrices; and all cores
+read a large matrix at once. The weights are copied once for that, to huge pages where the system has them.
 """
 
+import math
 import mmap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -22,43 +22,62 @@ if TYPE_CHECKING:
     from oelm.model.gpt import GPT
 
 HUGE_PAGE = 2**21
+WORTH_SPLITTING = 2**19  # numbers in a matrix
 
 
 class Linear:
-    """Some projections of the same input as one product."""
+    """Some projections of the same input as one product, in as many pieces as there are threads.
 
-    def __init__(self, like: Tensor, *projections: Projection) -> None:
-        parts = [projection.merged(like) for projection in projections]
-        self.matrix = lay_out([matrix for matrix, _ in parts])
+    A product with one row keeps one core busy, whatever BLAS is told; a batch of products keeps them all.
+    """
+
+    def __init__(self, matrices: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+        inner, self.outer = matrices[0].shape[0], sum(m.shape[1] for m in matrices)
+        pieces = torch.get_num_threads() if inner * self.outer >= WORTH_SPLITTING else 1
+        rows = math.ceil(self.outer / pieces)
+        whole = room(pieces * rows, inner, matrices[0])
+        torch.cat([m.T for m in matrices], out=whole[: self.outer])
+        whole[self.outer :] = 0
+        self.split = pieces > 1
+        if self.split:
+            self.matrix = whole.view(pieces, rows, inner).transpose(1, 2)
+        else:  # which is quicker with its longer side in order
+            self.matrix = whole.T if inner > self.outer else whole.T.contiguous()
         self.bias = None
-        if any(bias is not None for _, bias in parts):
-            self.bias = torch.cat(
-                [m.new_zeros(m.shape[1]) if bias is None else bias for m, bias in parts]
-            )
+        if any(bias is not None for bias in biases):
+            pairs = zip(matrices, biases, strict=True)
+            self.bias = torch.cat([m.new_zeros(m.shape[1]) if b is None else b for m, b in pairs])
+
+    @classmethod
+    def of(cls, like: Tensor, *projections: Projection) -> "Linear":
+        """Their merged matrices, where and as `like` is."""
+        matrices, biases = zip(*(p.merged(like) for p in projections), strict=True)
+        return cls(matrices, biases)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[B, in] → [B, out]."""
-        return x @ self.matrix if self.bias is None else torch.addmm(self.bias, x, self.matrix)
+        if not self.split:
+            return x @ self.matrix if self.bias is None else torch.addmm(self.bias, x, self.matrix)
+        y_PBR = torch.bmm(x.expand(len(self.matrix), -1, -1), self.matrix)
+        y = y_PBR.transpose(0, 1).reshape(len(x), -1)[:, : self.outer]
+        return y if self.bias is None else y + self.bias
 
     def added_to(self, stream: Tensor, x: Tensor) -> Tensor:
         """The stream [B, out] with the projection of x added."""
+        if self.split:
+            return stream + self(x)
         y = torch.addmm(stream, x, self.matrix)
         return y if self.bias is None else y.add_(self.bias)
 
 
-def lay_out(parts: Sequence[Tensor]) -> Tensor:
-    """Matrices [in, out] side by side, as one that is quick to multiply with a row."""
-    rows, columns = parts[0].shape[0], sum(part.shape[1] for part in parts)
-    if len(parts) == 1 and rows > columns and parts[0].T.is_contiguous():
-        return parts[0]  # lies well as it is, as [out, in]
-    like, count = parts[0], rows * columns
-    huge = like.device.type == "cpu" and hasattr(mmap, "MADV_HUGEPAGE")
-    if not huge or count * like.element_size() < HUGE_PAGE:
-        return torch.cat(list(parts), dim=1).contiguous()
-    memory = mmap.mmap(-1, count * like.element_size())
+def room(rows: int, columns: int, like: Tensor) -> Tensor:
+    """An empty matrix, on huge pages where it fills some and the system has them."""
+    size = rows * columns * like.element_size()
+    if like.device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE") or size < HUGE_PAGE:
+        return like.new_empty(rows, columns)
+    memory = mmap.mmap(-1, size)
     memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=like.dtype).view(rows, columns)
-    return torch.cat(list(parts), dim=1, out=whole)
+    return torch.frombuffer(memory, dtype=like.dtype).view(rows, columns)
 
 
 class Decoder:
@@ -68,7 +87,7 @@ class Decoder:
     def __init__(self, model: "GPT") -> None:
         self.model = model
         self.layers = [_Layer(block, model.head_weight) for block in model.blocks]  # type: ignore[arg-type]
-        self.head_DV = lay_out([model.head_weight.T])
+        self.head = Linear([model.head_weight.T], [None])
 
     def logits(self, tokens_B: Tensor, caches: Sequence[Cache], start: int) -> Tensor:
         """Logits [B, V] after the token at position `start`; the caches hold all before it."""
@@ -82,7 +101,7 @@ class Decoder:
         for layer, cache in zip(self.layers, caches, strict=True):
             x_BD = layer(x_BD, rotation, cache, start)
         h: Tensor = model.final_norm(x_BD)
-        return h @ self.head_DV
+        return self.head(h)
 
 
 class _Layer:
@@ -91,11 +110,11 @@ class _Layer:
         self.attention, self.activate = attention, mlp.activate
         self.attention_norm, self.mlp_norm = block.attention_norm.forward, block.mlp_norm.forward
         self.qkv, self.o = (
-            Linear(like, attention.q, attention.k, attention.v),
-            Linear(like, attention.o),
+            Linear.of(like, attention.q, attention.k, attention.v),
+            Linear.of(like, attention.o),
         )
-        self.up, self.down = Linear(like, mlp.up), Linear(like, mlp.down)
-        self.gate = Linear(like, mlp.gate) if mlp.gate is not None else None
+        self.up, self.down = Linear.of(like, mlp.up), Linear.of(like, mlp.down)
+        self.gate = Linear.of(like, mlp.gate) if mlp.gate is not None else None
         # A call that would do nothing costs as much as one of the small products.
         self.plain = all(a is None for a in (attention.q_norm, attention.temperature))
         self.has_bias = attention.relative_bias is not None
