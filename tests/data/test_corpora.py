@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from oelm.data.corpora import CONVERTED, Copies, Sotu, articles, hub
+from oelm.data.corpora import CONVERTED, Sotu, articles, hub
 from oelm.data.prepare import prepare
 from oelm.errors import UserError
 
@@ -35,15 +35,6 @@ def test_sotu_is_whole_and_in_order():
     assert len(texts) == 249
     assert texts[0].startswith("Fellow-Citizens of the Senate and House of Representatives:")
     assert 11_900_000 < sum(len(text.encode()) for text in texts) < 12_600_000
-
-
-def test_copies_are_words_said_twice_and_the_same_for_everyone():
-    texts = list(Copies().documents("train"))
-    assert len(texts) == len(set(texts)) == 60_000
-    assert all(text[: len(text) // 2] * 2 == text for text in texts)
-    assert {len(text) // 2 for text in texts} == set(range(12, 41))
-    assert texts[1] == list(Copies().documents("train"))[1]
-    assert texts[1].startswith("1.fl*SJtT@K5")
 
 
 def test_tinystories_from_a_copy_of_its_repository(tmp_path):
