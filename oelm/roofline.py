@@ -76,22 +76,23 @@ def step_memory(
 
     `logits` are those held at once. What backward needs of a block, per token: two residual streams, two
     normed ones, q, k, v and what the heads read (8 · d_model), and the MLP's hidden layer before its
-    activation, or all that is multiplied in SwiGLU. `weights_kept`: attention holds all its
-    weights, and two tensors like them, instead of forming them anew.
+    activation, or all that is multiplied in SwiGLU; with dropout, its two masks too (as numbers: a GPU
+    needs less). `weights_kept`: attention holds all its weights, and two tensors like them, instead of
+    forming them anew, and backward makes as many again, a layer at a time.
     """
     wide = 4 if config.activation == "swiglu" else 1
     block = 8 * config.d_model + wide * config.d_ff
     rows = sequences * config.seq_len
     layers = config.n_layers
-    if weights_kept:
-        block += 3 * config.n_heads * config.seq_len
+    attention = 3 * config.n_heads * config.seq_len if weights_kept else 0
+    block += attention + (2 * config.d_model if config.dropout else 0)
     kept = layers * config.d_model + block if activation_checkpointing else layers * block
     return {
         "weights": 4 * (trainable + frozen),
         "gradients": 4 * trainable,
         "optimizer": 8 * trainable,
         "activations": 4 * rows * (kept + 3 * config.d_model),
-        "backward": 4 * rows * (2 * config.d_ff + 4 * config.d_model),
+        "backward": 4 * rows * (max(2 * config.d_ff, attention) + 4 * config.d_model),
         "logits": 4 * logits,
     }
 

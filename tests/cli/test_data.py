@@ -76,7 +76,7 @@ def test_a_damaged_dataset_is_one_line_and_listed_as_such(oelm, text, home):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["prepare"], "which corpus? Name one of sotu, copies, tinystories"),
+        (["prepare"], "which corpus? Name one of sotu, tinystories"),
         (["prepare", "stou"], "unknown corpus, and no file, 'stou'; did you mean 'sotu'?"),
         (["prepare", "sotu", "tinystories"], "sotu is prepared by itself"),
         (["prepare", "none/x.txt"], "no file or folder at none/x.txt"),
