@@ -41,6 +41,7 @@ def _run(
     wait_idle: float | None = None,
     detach: bool = False,
     keep_results: bool = False,
+    fresh: bool = False,
     runs: Path = Path("runs"),
     partition: str | None = None,
     time: int | None = None,
@@ -64,6 +65,7 @@ def _run(
         wait_idle: Wait for GPUs that nobody has used for so many seconds, and give way to others.
         detach: Go on in the background.
         keep_results: At the end, copy the finished runs, without weights, to results/.
+        fresh: Train here what results/ holds already, too.
         runs: Where the study's folder is.
         partition: Slurm's partition.
         time: Minutes that Slurm gives a job before it saves and goes back into the queue.
@@ -83,11 +85,12 @@ def _run(
     if on == "slurm" and (gpus or slots or wait_idle is not None or detach):
         raise UserError("--gpus, --slots, --wait-idle and --detach are for --on local")
     _require_datasets(queue)
+    results = None if fresh else Path("results")
     if on == "slurm":
         from oelm.study.engines.slurm import require_slurm, submit
 
         require_slurm()
-        _tell(queue.open(retry_failed=retry_failed))
+        _tell(queue.open(results=results, retry_failed=retry_failed))
         needs = dataclasses.replace(queue.study.needs.slurm, **asked)
         jobs = submit(queue, needs, queue.study.needs.gpus_per_run)
         print(f"{len(jobs)} jobs submitted; `oelm status {queue.study.name}` shows how they do")
@@ -95,7 +98,7 @@ def _run(
             print(f"  {job}  {name}")
         return 0
     places, _, _ = choose_places(queue.study, gpus, slots, wait_idle)
-    _tell(queue.open(retry_failed=retry_failed))
+    _tell(queue.open(results=results, retry_failed=retry_failed))
     if detach:
         return _detach(queue)
     from oelm.study.engines.local import work

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from oelm.config import from_mapping, to_mapping
-from oelm.data.dataset import data_home
+from oelm.data.dataset import Dataset, data_home
 from oelm.errors import UserError
 from oelm.methods import Method
 from oelm.study.confounds import confounds, from_datasets
@@ -62,13 +62,19 @@ class Queue:
         self._plan = json.dumps([r.row() for r in self.all_runs], indent=1) + "\n"
         self._seen_stops = {folder: stop_token(folder) for folder in self._stop_folders()}
 
-    def open(self, *, results: Path = Path("results"), retry_failed: bool = False) -> list[str]:
-        """Make the folder hold this study and nothing that contradicts it; returns what to tell."""
+    def open(
+        self, *, results: Path | None = Path("results"), retry_failed: bool = False
+    ) -> list[str]:
+        """Make the folder hold this study and nothing that contradicts it; returns what to tell.
+
+        What `results` holds of the study counts as done; None lets everything run here.
+        """
         self._refuse_foreign_folder()
         self.folder.mkdir(parents=True, exist_ok=True)
         with _alone(self.folder):
             notes = self._put_outdated_aside()
-            notes += self._take_over_results(results / self.study.name)
+            if results is not None:
+                notes += self._take_over_results(results / self.study.name)
             notes += self._write_plan()
         if retry_failed:
             for run in self.runs:
@@ -212,17 +218,25 @@ class Queue:
 
     def _take_over_results(self, results: Path) -> list[str]:
         """Compact results that were kept count as finished: they become run folders here."""
-        taken = 0
+        taken = strange = 0
         for run in self.all_runs:
             kept = results / run.name
             if (run.folder / "state.json").exists() or not _is_finished(kept, run.config):
+                continue
+            if not _of_the_same_data(kept, run.config):
+                strange += 1
                 continue
             arriving = run.folder.with_name(f".{run.folder.name}.{uuid.uuid4().hex}")
             shutil.copytree(kept, arriving)
             shutil.rmtree(run.folder, ignore_errors=True)  # at most a stop mark or a plan
             arriving.rename(run.folder)
             taken += 1
-        return [f"{taken} finished runs taken from {results}"] if taken else []
+        notes = []
+        if taken:
+            notes.append(f"{taken} finished runs taken from {results}; --fresh would train them here")
+        if strange:
+            notes.append(f"{strange} runs in {results} are of other data than is prepared here")
+        return notes
 
     def _write_plan(self) -> list[str]:
         plan, kept, notes = self.folder / "plan.json", self.folder / "study.yaml", []
@@ -285,6 +299,18 @@ def _matches(folder: Path, config: TrainConfig) -> bool:
 
 def _is_finished(folder: Path, config: TrainConfig) -> bool:
     return read_state(folder).get("state") == "finished" and _matches(folder, config)
+
+
+def _of_the_same_data(folder: Path, config: TrainConfig) -> bool:
+    """Whether the dataset of that name here, if there is one, is what the run was trained on."""
+    there = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    theirs = there["resolved"].get("dataset", {}).get("sha256")
+    if config.task != "language" or not theirs:
+        return True
+    with contextlib.suppress(UserError):  # not prepared here
+        splits = Dataset.open(config.dataset).meta["splits"]
+        return bool(theirs == {split: about["sha256"] for split, about in splits.items()})
+    return True
 
 
 @contextlib.contextmanager

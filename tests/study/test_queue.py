@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from oelm.config import to_mapping
-from oelm.data.dataset import data_home
+from oelm.data.dataset import Dataset, data_home
 from oelm.errors import UserError
 from oelm.study.folders import ask_to_stop, attempts, final_failure, read_json, write_json
 from oelm.study.plan import Run
@@ -201,12 +201,35 @@ def test_kept_results_count_as_finished(make_study, place) -> None:
     assert not (place / "results/tiny/frozen/seed-0").exists()
     shutil.rmtree(place / "runs")
     again = Queue(queue.source)
-    assert again.open() == ["1 finished runs taken from results/tiny"]
+    assert again.open(results=None) == []
+    assert len(again.unfinished()) == 4
+    taken = "1 finished runs taken from results/tiny; --fresh would train them here"
+    assert again.open() == [taken]
     assert again.done(again.runs[0])
     assert len(again.unfinished()) == 3
     other = Queue(make_study(defaults={"max_steps": 7}))
     shutil.rmtree(place / "runs")
     assert other.open() == []  # the results are of another study by now
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_kept_results_of_other_data_are_not_taken(make_study, place, dataset, same) -> None:
+    queue = opened(make_study())
+    finish(queue.runs[0])
+    splits = Dataset.open(dataset).meta["splits"]
+    config = queue.runs[0].folder / "config.yaml"
+    there = yaml.safe_load(config.read_text())
+    there["resolved"]["dataset"] = {"sha256": {s: a["sha256"] for s, a in splits.items()}}
+    if not same:
+        there["resolved"]["dataset"]["sha256"]["val"] = "0"
+    config.write_text(yaml.safe_dump(there))
+    keep_results(queue, place / "results")
+    shutil.rmtree(place / "runs")
+    again = Queue(queue.source)
+    taken = "1 finished runs taken from results/tiny; --fresh would train them here"
+    other = "1 runs in results/tiny are of other data than is prepared here"
+    assert again.open() == [taken if same else other]
+    assert len(again.unfinished()) == (3 if same else 4)
 
 
 def test_folders_of_others_are_left_alone(make_study, place) -> None:
