@@ -12,7 +12,7 @@ from oelm.model.config import ModelConfig
 
 USUAL = (
     "baseline", "oelm_v2", "oelm_q_only", "identity_q", "identity_qk", "identity_lowrank",
-    "oelm_hadamard",
+    "oelm_hadamard", "identity_kernel",
 )  # fmt: skip
 
 
