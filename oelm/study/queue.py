@@ -233,7 +233,9 @@ class Queue:
             taken += 1
         notes = []
         if taken:
-            notes.append(f"{taken} finished runs taken from {results}; --fresh would train them here")
+            notes.append(
+                f"{taken} finished runs taken from {results}; --fresh would train them here"
+            )
         if strange:
             notes.append(f"{strange} runs in {results} are of other data than is prepared here")
         return notes
