@@ -34,8 +34,9 @@ class Line:
     """A straight line through the mean gaps of the studies, against log2 of their size.
 
     Its interval comes from how far the means lie from it: that holds the noise of seeds and also what is not
-    straight about the truth, which all seeds of a size share and more seeds would not average away.
-    Two means lie on a line whatever the truth; their interval is that of the seeds, and ends with them.
+    straight about the truth, which all seeds of a size share and more seeds would not average away. Means
+    that happen to lie closer to a line than their seeds allow get the interval of the seeds; so do two
+    means, which lie on one whatever the truth, and their interval ends with them.
     """
 
     arm: str
@@ -55,11 +56,10 @@ class Line:
         away = x - x.mean()
         slope = float(away @ y / (away @ away))
         rest = y - y.mean() - slope * away
+        sources = [(float(np.mean([s.se**2 for s in seen])), len(self.gaps) - len(places))]
         if len(places) > 2:
-            variance, df = float(rest @ rest) / (len(places) - 2), len(places) - 2
-        else:
-            variance, df = float(np.mean([s.se**2 for s in seen])), len(self.gaps) - 2
-        return x, float(y.mean()), slope, variance, df
+            sources.insert(0, (float(rest @ rest) / (len(places) - 2), len(places) - 2))
+        return x, float(y.mean()), slope, *max(sources, key=lambda source: source[0])
 
     @property
     def slope(self) -> Estimate:

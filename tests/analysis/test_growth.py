@@ -50,6 +50,15 @@ def test_the_line_is_least_squares_through_the_means():
     assert line.seen(3e5).df == 2
 
 
+def test_means_that_lie_on_a_line_by_luck_get_the_interval_of_their_seeds():
+    places, spread = np.array([1e5, 2e5, 4e5, 8e5]), np.array([-0.03, 0.0, 0.03])
+    gaps = (np.arange(4)[:, None] * 0.02 + spread).ravel()
+    slope = Line("a", "b", metric("ppl"), np.repeat(places, 3), gaps).slope
+    assert slope.mean == pytest.approx(0.02)
+    assert slope.df == 8
+    assert slope.se == pytest.approx(0.03 / math.sqrt(3) / math.sqrt(5))
+
+
 def test_the_interval_covers_a_truth_that_is_not_quite_straight():
     draw, places, covered = np.random.default_rng(1), np.array([1e5, 3e5, 1e6, 3e6]), 0
     for _ in range(400):
