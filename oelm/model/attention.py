@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from oelm.kernels.functions import attention
 from oelm.methods import Method
 from oelm.model.config import ModelConfig
 from oelm.model.projection import Projection
@@ -67,14 +67,14 @@ class Attention(nn.Module):
             k_BHTE, v_BHTE = cache["k"][:, :, : start + T], cache["v"][:, :, : start + T]
 
         bias = self.logit_bias(T, start, mask, q_BHTE)
-        y_BHTE = F.scaled_dot_product_attention(
+        y_BHTE = attention(
             q_BHTE,
             k_BHTE,
             v_BHTE,
-            attn_mask=bias,
+            bias,
             # A single query sees all keys; several queries behind a cache bring their own mask.
-            is_causal=self.causal and bias is None and T > 1,
-            dropout_p=self.dropout if self.training else 0.0,
+            causal=self.causal and bias is None and T > 1,
+            dropout=self.dropout if self.training else 0.0,
         )
         y: Tensor = self.o(y_BHTE.transpose(1, 2).reshape(B, T, D))
         return y

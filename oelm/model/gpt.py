@@ -13,9 +13,7 @@ from oelm.model.decoder import Decoder
 from oelm.model.loss import linear_cross_entropy
 from oelm.model.transformer import Transformer
 
-# On a CPU, laying the weights out anew takes about as long as the time that it saves on so many tokens
-# of a few rows; a GPU would only lose memory by it.
-COPY_WEIGHTS_FROM, COPY_WEIGHTS_ROWS = 48, 16
+FEW_ROWS = 16  # up to which the decoder was faster than the model
 
 
 class GPT(Transformer):
@@ -67,9 +65,8 @@ class GPT(Transformer):
         seq_len = self.config.seq_len
         window = tokens_BT[:, -seq_len:]
         cache, start = self._empty_cache(len(window), window.device), 0
-        on_cpu, few = window.device.type == "cpu", len(window) <= COPY_WEIGHTS_ROWS
-        if on_cpu and few and max_new_tokens >= COPY_WEIGHTS_FROM:
-            decoder = decoder or Decoder(self)
+        if decoder is None and len(window) <= FEW_ROWS and Decoder.serves(self):
+            decoder = Decoder(self)
         for _ in range(max_new_tokens):
             if window.shape[1] > seq_len:
                 window = window[:, -(seq_len // 2) :]

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from oelm.kernels.functions import cross_entropy_
+
 IGNORED = -100
 CHUNK_ELEMENTS = 2**24  # logits at a time
 ROW_ALIGNMENT = 64  # numbers
@@ -42,7 +44,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
         kept_N1 = (targets != IGNORED)[:, None]
         row_weight_N1 = kept_N1 / kept_N1.sum().clamp(min=1).to(exact)
-        target_N1 = targets.clamp(min=0)[:, None]
+        target_N = targets.clamp(min=0)
         total = torch.zeros((), dtype=exact, device=h.device)
         chunks = max(1, math.ceil(len(h) * len(weight) / CHUNK_ELEMENTS))
         rows = max(1, math.ceil(len(h) / chunks))
@@ -52,19 +54,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         with torch.autocast(device, enabled=False):
             for first in range(0, len(h), rows):
                 at = slice(first, min(first + rows, len(h)))
-                target, share = target_N1[at], row_weight_N1[at]
+                target, share = target_N[at], row_weight_N1[at]
                 product = torch.mm(hidden[at], matrix.T, out=buffer[: len(target)])
                 logits = product.to(exact)  # the buffer itself in float32
-                chosen = logits.gather(1, target)
-                largest = logits.amax(1, keepdim=True)
-                p = logits.sub_(largest).exp_()
-                mass = p.sum(1, keepdim=True)
-                total += ((mass.log() + largest - chosen) * share).sum()
-                if grad_h is None and grad_w is None:
-                    continue
-                p.div_(mass).scatter_add_(1, target, torch.full_like(chosen, -1.0))
+                loss = cross_entropy_(logits, target, gradient=need_h or need_w)
+                total += (loss * share[:, 0]).sum()
                 # The mean's weights go into the narrow factors, sparing a pass over the wide one.
-                p = p.to(low)
+                p = logits.to(low)
                 if grad_h is not None:
                     grad_h[at] = torch.mm(p, matrix) * share
                 if grad_w is not None:

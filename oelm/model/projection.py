@@ -139,21 +139,20 @@ class Projection(nn.Module):
             y = y * self.gain
         return y if self.bias is None else y + self.bias
 
-    def merged(self, like: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The whole projection as one matrix [in, out], where and as `like` is, and one bias."""
+    def merged(self) -> tuple[Tensor, Tensor | None]:
+        """The whole projection as one matrix [out, in] and one bias."""
         if self.weight is None:
-            eye = torch.eye(self.in_features, dtype=like.dtype, device=like.device)
-            matrix = self._read(eye)
+            matrix = self._read(torch.eye(self.in_features)).T
         elif self.frozen_weight is not None:
-            matrix = torch.cat([self.frozen_weight, self.weight]).T
+            matrix = torch.cat([self.frozen_weight, self.weight])
         else:
-            matrix = self.weight.T
+            matrix = self.weight
         if self.low_rank_in is not None and self.low_rank_out is not None:
-            matrix = matrix + (self.low_rank_out @ self.low_rank_in).T
+            matrix = matrix + self.low_rank_out @ self.low_rank_in
         if self.gain is not None:
-            matrix = matrix * self.gain
+            matrix = matrix * self.gain[:, None]
         if self.input_gain is not None:
-            matrix = matrix * self.input_gain[:, None]
+            matrix = matrix * self.input_gain
         return matrix, self.bias
 
     def _read(self, x: Tensor) -> Tensor:

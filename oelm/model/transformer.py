@@ -12,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from oelm.errors import UserError
+from oelm.kernels.functions import gelu
 from oelm.methods import Method
 from oelm.model.attention import Attention, Cache, rotation_table
 from oelm.model.config import ModelConfig
@@ -50,7 +51,7 @@ class MLP(nn.Module):
 
     def activate(self, x: Tensor) -> Tensor:
         """GELU, exact or by tanh."""
-        return F.gelu(x, approximate="tanh" if self.activation == "gelu_tanh" else "none")
+        return gelu(x, by_tanh=self.activation == "gelu_tanh")
 
 
 def holding(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from oelm.errors import UserError
 from oelm.freezing import Gates, Plan, audit, hashes
+from oelm.kernels import library as kernels
 from oelm.model.loss import IGNORED
 from oelm.train import checkpoint, fitting, parallel, precision, timing
 from oelm.train.classification import ClassificationTask
@@ -132,8 +133,12 @@ class Trainer:
         counts = self.audit()
         threads = torch.get_num_threads()
         about = environment(str(self.device), self.precision.name, threads, self.group.world)
-        split = {"lanes": 2 if self.lanes else 1, "pieces": self.pieces}
-        self.record.json("environment.json", {**about, **split})
+        how = {
+            "lanes": 2 if self.lanes else 1,
+            "pieces": self.pieces,
+            "kernels": kernels.in_use() if self.device.type == "cpu" else "torch",
+        }
+        self.record.json("environment.json", about | how)
         if self.config.warmup_steps >= self.config.max_steps:
             log.warning(
                 "warm-up takes all %d steps: max_lr is never reached", self.config.max_steps

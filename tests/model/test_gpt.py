@@ -197,12 +197,9 @@ def test_rope_sees_distance_only():
         "oelm_v2,qk.trains=ratio,qk.freeze_ratio=0.5,qk.ratio_of=heads",
     ],
 )
-@pytest.mark.parametrize("laid_out_anew", ["no", "whole", "split"])
-def test_generation_with_cache_equals_that_without(options, spec, laid_out_anew, monkeypatch):
-    monkeypatch.setattr("oelm.model.gpt.COPY_WEIGHTS_FROM", 1000 if laid_out_anew == "no" else 1)
-    if laid_out_anew == "split":  # into three, by which little can be divided
-        monkeypatch.setattr("oelm.model.decoder.WORTH_SPLITTING", 1)
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+@pytest.mark.parametrize("few_rows", [0, 16])
+def test_generation_with_cache_equals_that_without(options, spec, few_rows, monkeypatch):
+    monkeypatch.setattr("oelm.model.gpt.FEW_ROWS", few_rows)  # 0: without the decoder for a few
     model = tiny(spec, **options)
     stir(model)
     prompt = tokens(2, 5)

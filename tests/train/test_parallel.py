@@ -91,7 +91,8 @@ def test_two_processes_match_one_with_thaw_stop_and_change_of_processes(tiny, tm
         assert "at step 4, and saved" in rank[3]
         assert "at step 8, and saved" in rank[4]
         assert rank[5:7] == ["finished"] * 2
-        assert "the processes hold different values of blocks.0.attention.q.weight" in rank[7]
+        # q's own gradients also change the norm by which all are clipped, perhaps only in the last bit.
+        assert "the processes hold different values of " in rank[7]
     assert_close(ddp.out_dir, reference)
     assert_close(fsdp.out_dir, reference)
     assert_close(ddp_every.out_dir, every)

@@ -1,0 +1,337 @@
+/* The operations that torch leaves slow on CPUs, in float32: attention, GELU, the softmax of the loss, and
+   what it takes to generate one token. Built on first use by `library.py`.
+
+   Every result is computed by one thread from start to end, so its bits do not depend on how many there
+   are. NaN and infinity pass through: the build must not use -ffinite-math-only. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    LANES = 8, /* numbers in a vector */
+    TILE_ROWS = 6, TILE_COLUMNS = 16, /* as many sums as fit into 16 vector registers */
+    BLOCK = 48, /* rows of queries at a time: a multiple of both */
+    PIECE = 4096, /* numbers that a thread takes at a time */
+};
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+
+static long at_least(long n, long unit) { return (n + unit - 1) / unit * unit; }
+static long least(long a, long b) { return a < b ? a : b; }
+
+/* 2^k · exp(f) with |f| ≤ ln 2 / 2, to about 1e-7 of the value; beyond ±87 it stays at exp(±87). */
+INLINE float exponential(float x) {
+    x = x < -87.0f ? -87.0f : x > 87.0f ? 87.0f : x;
+    float k = rintf(x * 1.44269504f);
+    float f = fmaf(k, -1.42860677e-6f, fmaf(k, -0.693145752f, x)); /* ln 2 in two parts */
+    float p = 1.98756912e-4f;
+    p = p * f + 1.39819994e-3f;
+    p = p * f + 8.33345205e-3f;
+    p = p * f + 4.16657962e-2f;
+    p = p * f + 1.66666656e-1f;
+    p = p * f + 5.00000000e-1f;
+    p = p * f * f + f + 1.0f;
+    union { int32_t bits; float value; } power = {((int32_t)k + 127) << 23};
+    return p * power.value;
+}
+
+/* ---- attention ----------------------------------------------------------------------------------- */
+
+/* C[6 × 16] = A[6 × n] B[n × 16], or C += where `add`. The sums stay in registers: hence no arrays. */
+INLINE void tile(const float *restrict a, long a_row, long a_k, const float *restrict b, long b_k,
+                 float *restrict c, long c_row, long n, int add) {
+#define ROWS(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5)
+#define LOAD(i)                                                                                      \
+    vec left##i = add ? *(vec *)(c + i * c_row) : (vec){0};                                          \
+    vec right##i = add ? *(vec *)(c + i * c_row + LANES) : (vec){0};
+#define ADD(i) left##i += a[i * a_row] * b_left, right##i += a[i * a_row] * b_right;
+#define STORE(i) *(vec *)(c + i * c_row) = left##i, *(vec *)(c + i * c_row + LANES) = right##i;
+    ROWS(LOAD)
+    for (long k = 0; k < n; k++, a += a_k, b += b_k) {
+        vec b_left = *(vec *)b, b_right = *(vec *)(b + LANES);
+        ROWS(ADD)
+    }
+    ROWS(STORE)
+}
+
+/* One head of a tensor [B, H, T, E] whose last stride is 1. */
+INLINE float *head(const float *x, const long *stride, long b, long h) {
+    return (float *)x + b * stride[0] + h * stride[1];
+}
+
+/* Rows of E numbers next to each other, and zeros up to `all` rows. */
+static void gather(const float *x, long stride, float *rows, long n, long all, long E) {
+    for (long t = 0; t < n; t++) memcpy(rows + t * E, x + t * stride, E * sizeof(float));
+    memset(rows + n * E, 0, (all - n) * E * sizeof(float));
+}
+
+static void scatter(const float *rows, float *x, long stride, long n, long E) {
+    for (long t = 0; t < n; t++) memcpy(x + t * stride, rows + t * E, E * sizeof(float));
+}
+
+/* The same as columns [E × all]. */
+static void columns(const float *x, long stride, float *y, long n, long all, long E) {
+    for (long t = 0; t < n; t += LANES)
+        for (long e = 0; e < E; e++)
+            for (long i = 0; i < LANES; i++)
+                y[e * all + t + i] = t + i < n ? x[(t + i) * stride + e] : 0;
+    for (long e = 0; e < E; e++)
+        for (long t = at_least(n, LANES); t < all; t++) y[e * all + t] = 0;
+}
+
+/* y = softmax(scale · q kᵀ) v, and `lse`, the logarithm of each row's sum, from which backward makes the
+   weights anew. Of a causal row only what it sees is computed, in steps of a tile. */
+void attention(const float *q, const float *k, const float *v, float *y, float *lse, long B, long H, long T,
+               long E, const long (*stride)[3], float scale, int causal, int threads) {
+    long all = at_least(T, BLOCK);
+#pragma omp parallel num_threads(threads)
+    {
+        float *work = aligned_alloc(64, at_least((2 * all * E + BLOCK * (all + 2 * E)) * 4, 64));
+        float *k_columns = work, *v_rows = k_columns + all * E, *weights = v_rows + all * E;
+        float *q_rows = weights + BLOCK * all, *y_rows = q_rows + BLOCK * E;
+#pragma omp for
+        for (long bh = 0; bh < B * H; bh++) {
+            const float *qh = head(q, stride[0], bh / H, bh % H);
+            columns(head(k, stride[1], bh / H, bh % H), stride[1][2], k_columns, T, all, E);
+            gather(head(v, stride[2], bh / H, bh % H), stride[2][2], v_rows, T, all, E);
+            for (long first = 0; first < T; first += BLOCK) {
+                long rows = least(BLOCK, T - first);
+                gather(qh + first * stride[0][2], stride[0][2], q_rows, rows, BLOCK, E);
+                for (long i = 0; i < rows; i += TILE_ROWS) {
+                    long seen_by_last = causal ? least(first + i + TILE_ROWS, T) : T;
+                    for (long j = 0; j < seen_by_last; j += TILE_COLUMNS)
+                        tile(q_rows + i * E, E, 1, k_columns + j, all, weights + i * all + j, all, E, 0);
+                    float shrink[TILE_ROWS];
+                    for (long r = 0; r < TILE_ROWS; r++) {
+                        float *w = weights + (i + r) * all, largest = -INFINITY, sum = 0;
+                        long seen = causal ? least(first + i + r + 1, T) : T;
+                        for (long j = 0; j < seen; j++) largest = w[j] > largest ? w[j] : largest;
+                        for (long j = 0; j < seen; j++) sum += w[j] = exponential((w[j] - largest) * scale);
+                        for (long j = seen; j < seen_by_last; j++) w[j] = 0;
+                        shrink[r] = 1 / sum;
+                        if (first + i + r < T) lse[bh * T + first + i + r] = largest * scale + logf(sum);
+                    }
+                    for (long e = 0; e < E; e += TILE_COLUMNS)
+                        tile(weights + i * all, all, 1, v_rows + e, E, y_rows + i * E + e, E, seen_by_last, 0);
+                    for (long r = 0; r < TILE_ROWS; r++)
+                        for (long e = 0; e < E; e++) y_rows[(i + r) * E + e] *= shrink[r];
+                }
+                scatter(y_rows, head(y, stride[3], bh / H, bh % H) + first * stride[3][2], stride[3][2], rows, E);
+            }
+        }
+        free(work);
+    }
+}
+
+/* The gradients dq, dk, dv from that of y, with the weights made anew. */
+void attention_backward(const float *q, const float *k, const float *v, const float *y, const float *lse,
+                        const float *dy, float *dq, float *dk, float *dv, long B, long H, long T, long E,
+                        const long (*stride)[3], float scale, int causal, int threads) {
+    long all = at_least(T, BLOCK);
+#pragma omp parallel num_threads(threads)
+    {
+        float *work = aligned_alloc(64, at_least((5 * all * E + BLOCK * (2 * all + 3 * E)) * 4, 64));
+        float *k_columns = work, *v_columns = k_columns + all * E, *k_rows = v_columns + all * E;
+        float *dk_rows = k_rows + all * E, *dv_rows = dk_rows + all * E;
+        float *weights = dv_rows + all * E, *dlogits = weights + BLOCK * all;
+        float *q_rows = dlogits + BLOCK * all, *dy_rows = q_rows + BLOCK * E, *dq_rows = dy_rows + BLOCK * E;
+#pragma omp for
+        for (long bh = 0; bh < B * H; bh++) {
+            long b = bh / H, h = bh % H;
+            columns(head(k, stride[1], b, h), stride[1][2], k_columns, T, all, E);
+            columns(head(v, stride[2], b, h), stride[2][2], v_columns, T, all, E);
+            gather(head(k, stride[1], b, h), stride[1][2], k_rows, T, all, E);
+            memset(dk_rows, 0, 2 * all * E * sizeof(float));
+            for (long first = 0; first < T; first += BLOCK) {
+                long rows = least(BLOCK, T - first), seen_by_all = causal ? first + rows : T;
+                seen_by_all = at_least(seen_by_all, TILE_ROWS);
+                gather(head(q, stride[0], b, h) + first * stride[0][2], stride[0][2], q_rows, rows, BLOCK, E);
+                gather(head(dy, stride[4], b, h) + first * stride[4][2], stride[4][2], dy_rows, rows, BLOCK, E);
+                for (long i = 0; i < rows; i += TILE_ROWS) {
+                    long seen_by_last = causal ? least(first + i + TILE_ROWS, T) : T;
+                    for (long j = 0; j < seen_by_last; j += TILE_COLUMNS) {
+                        tile(q_rows + i * E, E, 1, k_columns + j, all, weights + i * all + j, all, E, 0);
+                        tile(dy_rows + i * E, E, 1, v_columns + j, all, dlogits + i * all + j, all, E, 0);
+                    }
+                    for (long r = i; r < i + TILE_ROWS; r++) {
+                        float *w = weights + r * all, *d = dlogits + r * all, mean = 0, log_sum = 0;
+                        long t = first + r, seen = t >= T ? 0 : causal ? t + 1 : T;
+                        if (seen) {
+                            const float *y_row = head(y, stride[3], b, h) + t * stride[3][2];
+                            log_sum = lse[bh * T + t];
+                            for (long e = 0; e < E; e++) mean += dy_rows[r * E + e] * y_row[e];
+                        }
+                        for (long j = 0; j < seen; j++) {
+                            w[j] = exponential(w[j] * scale - log_sum);
+                            d[j] = w[j] * (d[j] - mean) * scale;
+                        }
+                        for (long j = seen; j < seen_by_all; j++) w[j] = d[j] = 0;
+                    }
+                    for (long e = 0; e < E; e += TILE_COLUMNS)
+                        tile(dlogits + i * all, all, 1, k_rows + e, E, dq_rows + i * E + e, E, seen_by_last, 0);
+                }
+                for (long j = 0; j < seen_by_all; j += TILE_ROWS) {
+                    long skip = causal && j > first ? j - first : 0, n = least(BLOCK, at_least(rows, TILE_ROWS)) - skip;
+                    for (long e = 0; e < E; e += TILE_COLUMNS) {
+                        tile(dlogits + skip * all + j, 1, all, q_rows + skip * E + e, E, dk_rows + j * E + e, E, n, 1);
+                        tile(weights + skip * all + j, 1, all, dy_rows + skip * E + e, E, dv_rows + j * E + e, E, n, 1);
+                    }
+                }
+                scatter(dq_rows, head(dq, stride[5], b, h) + first * stride[5][2], stride[5][2], rows, E);
+            }
+            scatter(dk_rows, head(dk, stride[6], b, h), stride[6][2], T, E);
+            scatter(dv_rows, head(dv, stride[7], b, h), stride[7][2], T, E);
+        }
+        free(work);
+    }
+}
+
+/* ---- GELU by tanh: x p with p = (1 + tanh u) / 2 = 1 / (1 + exp(-2u)) ----------------------------- */
+
+INLINE float passed(float x) { return 1 / (1 + exponential(-1.59576912f * x * (1 + 0.044715f * x * x))); }
+
+static void gelu_piece(const float *restrict x, float *restrict y, long n) {
+    for (long i = 0; i < n; i++) y[i] = x[i] * passed(x[i]);
+}
+
+static void gelu_backward_piece(const float *restrict x, const float *restrict dy, float *restrict dx, long n) {
+    for (long i = 0; i < n; i++) {
+        float p = passed(x[i]), slope = 1.59576912f * (1 + 0.134145f * x[i] * x[i]);
+        dx[i] = dy[i] * (p + x[i] * p * (1 - p) * slope);
+    }
+}
+
+void gelu(const float *x, float *y, long n, int threads) {
+#pragma omp parallel for num_threads(threads)
+    for (long i = 0; i < n; i += PIECE) gelu_piece(x + i, y + i, least(PIECE, n - i));
+}
+
+void gelu_backward(const float *x, const float *dy, float *dx, long n, int threads) {
+#pragma omp parallel for num_threads(threads)
+    for (long i = 0; i < n; i += PIECE) gelu_backward_piece(x + i, dy + i, dx + i, least(PIECE, n - i));
+}
+
+/* ---- the loss ------------------------------------------------------------------------------------ */
+
+/* Rows of logits become softmax(row) - onehot(target), the gradient of each row's cross-entropy `loss`.
+   Returns whether a target is no class; nothing is changed then. */
+int cross_entropy(float *logits, long row_stride, const int64_t *target, float *loss, long rows, long V,
+                  int gradient, int threads) {
+    for (long r = 0; r < rows; r++)
+        if (target[r] < 0 || target[r] >= V) return 1;
+#pragma omp parallel for num_threads(threads)
+    for (long r = 0; r < rows; r++) {
+        float *x = logits + r * row_stride, chosen = x[target[r]], largest = -INFINITY, sum = 0;
+        for (long j = 0; j < V; j++) largest = x[j] > largest ? x[j] : largest;
+        for (long j = 0; j < V; j++) sum += x[j] = exponential(x[j] - largest);
+        loss[r] = logf(sum) + largest - chosen;
+        if (!gradient) continue;
+        float shrink = 1 / sum;
+        for (long j = 0; j < V; j++) x[j] *= shrink;
+        x[target[r]] -= 1;
+    }
+    return 0;
+}
+
+/* ---- one token at a time ------------------------------------------------------------------------- */
+
+/* n is a multiple of 8. */
+INLINE float dot(const float *restrict x, const float *restrict y, long n) {
+    vec a = {0}, b = {0}, c = {0}, d = {0};
+    long k = 0;
+    for (; k + 4 * LANES <= n; k += 4 * LANES) {
+        a += *(vec *)(x + k) * *(vec *)(y + k);
+        b += *(vec *)(x + k + LANES) * *(vec *)(y + k + LANES);
+        c += *(vec *)(x + k + 2 * LANES) * *(vec *)(y + k + 2 * LANES);
+        d += *(vec *)(x + k + 3 * LANES) * *(vec *)(y + k + 3 * LANES);
+    }
+    for (; k < n; k += LANES) a += *(vec *)(x + k) * *(vec *)(y + k);
+    a = (a + b) + (c + d);
+    float sum = 0;
+    for (int i = 0; i < LANES; i++) sum += a[i];
+    return sum;
+}
+
+/* y[3 × 4] = x[3 × n] wᵀ[n × 4] */
+INLINE void dots(const float *restrict x, const float *restrict w, long n, float *restrict y, long y_row) {
+    vec sum[3][4] = {{{0}}};
+    for (long k = 0; k < n; k += LANES)
+#pragma GCC unroll 3
+        for (int b = 0; b < 3; b++)
+#pragma GCC unroll 4
+            for (int o = 0; o < 4; o++) sum[b][o] += *(vec *)(x + b * n + k) * *(vec *)(w + o * n + k);
+    for (int b = 0; b < 3; b++)
+        for (int o = 0; o < 4; o++) {
+            float total = 0;
+            for (int i = 0; i < LANES; i++) total += sum[b][o][i];
+            y[b * y_row + o] = total;
+        }
+}
+
+/* Rows brought to variance 1, and to mean 0 unless `rms`; w and b may be absent. */
+static void normalise(const float *x, const float *w, const float *b, float eps, int rms, float *y, long rows,
+                      long n) {
+    for (long r = 0; r < rows; r++, x += n, y += n) {
+        float mean = 0, square = 0;
+        for (long k = 0; k < n && !rms; k++) mean += x[k] / n;
+        for (long k = 0; k < n; k++) square += (x[k] - mean) * (x[k] - mean) / n;
+        float shrink = 1 / sqrtf(square + eps);
+        for (long k = 0; k < n; k++) y[k] = (x[k] - mean) * shrink * (w ? w[k] : 1) + (b ? b[k] : 0);
+    }
+}
+
+INLINE float activated(float x, int activation) {
+    return activation == 1 ? 0.5f * x * (1 + erff(x * 0.707106781f)) : activation == 2 ? x * passed(x) : x;
+}
+
+/* y[B × out] = activation(norm(x)[B × in] wᵀ + bias) + rest, where all but the product may be absent. All
+   threads read w, once. `norm` is 0 for none, 1 for a LayerNorm, 2 for an RMSNorm. */
+void linear(const float *x, int norm, const float *norm_w, const float *norm_b, float eps, const float *w,
+            const float *bias, int activation, const float *rest, float *y, long B, long in, long out,
+            int threads) {
+    float *normed = norm ? malloc(B * in * sizeof(float)) : NULL;
+    if (norm) normalise(x, norm_w, norm_b, eps, norm == 2, normed, B, in), x = normed;
+#pragma omp parallel for num_threads(threads)
+    for (long first = 0; first < out; first += 4) {
+        long rows = least(4, out - first), b = 0;
+        if (rows == 4)
+            for (; b + 3 <= B; b += 3) dots(x + b * in, w + first * in, in, y + b * out + first, out);
+        for (; b < B; b++)
+            for (long o = first; o < first + rows; o++)
+                y[b * out + o] = dot(w + o * in, x + b * in, in);
+        for (b = 0; b < B; b++)
+            for (long i = b * out + first; i < b * out + first + rows; i++)
+                y[i] = activated(y[i] + (bias ? bias[i - b * out] : 0), activation) + (rest ? rest[i] : 0);
+    }
+    free(normed);
+}
+
+/* k and v [B, H, E] go to position `at` of the caches [B, H, S, E]; y [B, H, E] is what q reads there. */
+void attend(const float *q, const float *k, const float *v, const long (*stride)[2], float *keys, float *values,
+            const float *bias, float *y, long B, long H, long S, long E, long at, float scale, int threads) {
+#pragma omp parallel num_threads(threads)
+    {
+        float *w = malloc((at + 1) * sizeof(float));
+#pragma omp for
+        for (long bh = 0; bh < B * H; bh++) {
+            long b = bh / H, h = bh % H;
+            const float *qh = q + b * stride[0][0] + h * stride[0][1];
+            float *all_k = keys + bh * S * E, *all_v = values + bh * S * E, *yh = y + bh * E;
+            float largest = -INFINITY, sum = 0;
+            memcpy(all_k + at * E, k + b * stride[1][0] + h * stride[1][1], E * sizeof(float));
+            memcpy(all_v + at * E, v + b * stride[2][0] + h * stride[2][1], E * sizeof(float));
+            for (long t = 0; t <= at; t++) {
+                w[t] = dot(all_k + t * E, qh, E) * scale + (bias ? bias[h * (at + 1) + t] : 0);
+                largest = w[t] > largest ? w[t] : largest;
+            }
+            for (long t = 0; t <= at; t++) sum += w[t] = exponential(w[t] - largest);
+            memset(yh, 0, E * sizeof(float));
+            for (long t = 0; t <= at; t++)
+                for (long e = 0; e < E; e += LANES) *(vec *)(yh + e) += w[t] / sum * *(vec *)(all_v + t * E + e);
+        }
+        free(w);
+    }
+}

@@ -1,0 +1,176 @@
+"""The operations as torch functions with gradients: our kernels where they apply, else torch's."""
+
+import ctypes
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from oelm.kernels.library import library
+
+CHANNELS = 16  # the kernels take a head's channels by so many
+
+
+def applies(*tensors: Tensor) -> bool:
+    """Whether these can go to a kernel: float32 on a CPU, with nothing around that must see the call."""
+    return (
+        all(x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
+        and library() is not None
+    )
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, causal: bool, dropout: float
+) -> Tensor:
+    """`F.scaled_dot_product_attention` of [B, H, T, E]."""
+    alike = q.shape == k.shape == v.shape and q.shape[-1] % CHANNELS == 0
+    if bias is None and not dropout and alike and applies(q, k, v):
+        y: Tensor = _Attention.apply(q, k, v, causal)  # type: ignore[no-untyped-call]
+        return y
+    return F.scaled_dot_product_attention(q, k, v, bias, dropout, is_causal=causal)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        q, k, v = (in_rows(x) for x in (q, k, v))
+        y, log_sum = empty_in_rows(q), q.new_empty(q.shape[:3])
+        kernels().attention(
+            *pointers(q, k, v, y, log_sum), *q.shape, strides(q, k, v, y),
+            q.shape[-1] ** -0.5, causal, torch.get_num_threads(),
+        )  # fmt: skip
+        ctx.save_for_backward(q, k, v, y, log_sum)
+        ctx.causal = causal
+        return y
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, y, log_sum = ctx.saved_tensors
+        dy = in_rows(dy)
+        dq, dk, dv = (empty_in_rows(q) for _ in range(3))
+        kernels().attention_backward(
+            *pointers(q, k, v, y, log_sum, dy, dq, dk, dv), *q.shape, strides(q, k, v, y, dy, dq, dk, dv),
+            q.shape[-1] ** -0.5, ctx.causal, torch.get_num_threads(),
+        )  # fmt: skip
+        return dq, dk, dv, None
+
+
+def gelu(x: Tensor, *, by_tanh: bool) -> Tensor:
+    """`F.gelu`, exact or by tanh; torch's own exact one is as fast as ours was."""
+    if by_tanh and applies(x):
+        y: Tensor = _Gelu.apply(x)  # type: ignore[no-untyped-call]
+        return y
+    return F.gelu(x, approximate="tanh" if by_tanh else "none")
+
+
+class _Gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        kernels().gelu(*pointers(x, y), x.numel(), torch.get_num_threads())
+        ctx.save_for_backward(x)
+        return y
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        dy, dx = dy.contiguous(), torch.empty_like(x)
+        kernels().gelu_backward(*pointers(x, dy, dx), x.numel(), torch.get_num_threads())
+        return dx
+
+
+def cross_entropy_(logits_NV: Tensor, target_N: Tensor, *, gradient: bool) -> Tensor:
+    """Each row's loss [N]; the logits, in float32 or more, become its gradient by them, or are lost."""
+    if applies(logits_NV) and logits_NV.stride(1) == 1:
+        loss_N = torch.empty_like(logits_NV[:, 0])
+        target_N = target_N.contiguous()
+        out_of_range = kernels().cross_entropy(
+            logits_NV.data_ptr(), logits_NV.stride(0), *pointers(target_N, loss_N), *logits_NV.shape,
+            gradient, torch.get_num_threads(),
+        )  # fmt: skip
+        if out_of_range:
+            raise IndexError(f"a target is not one of the {logits_NV.shape[1]} classes")
+        return loss_N
+    target_N1 = target_N[:, None]
+    chosen = logits_NV.gather(1, target_N1)
+    largest = logits_NV.amax(1, keepdim=True)
+    p = logits_NV.sub_(largest).exp_()
+    mass = p.sum(1, keepdim=True)
+    if gradient:
+        p.div_(mass).scatter_add_(1, target_N1, torch.full_like(chosen, -1.0))
+    return (mass.log() + largest - chosen)[:, 0]
+
+
+ACTIVATIONS = {None: 0, "gelu": 1, "gelu_tanh": 2}
+
+
+def linear(
+    x_BD: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm: nn.Module | None = None,
+    activation: str | None = None,
+    rest: Tensor | None = None,
+) -> Tensor:
+    """activation(norm(x) Wᵀ + bias) + rest for a few rows, where the kernel applies; no gradient."""
+    y = x_BD.new_empty(len(x_BD), len(weight))
+    kind, eps, norm_weight, norm_bias = 0, 0.0, None, None
+    if isinstance(norm, nn.LayerNorm):
+        kind, eps, norm_weight, norm_bias = 1, norm.eps, norm.weight, norm.bias
+    elif isinstance(norm, nn.RMSNorm):
+        kind, eps, norm_weight = 2, norm.eps or 0.0, norm.weight
+    kernels().linear(
+        x_BD.data_ptr(), kind, *pointers(norm_weight, norm_bias), eps, *pointers(weight, bias),
+        ACTIVATIONS[activation], *pointers(rest, y), *x_BD.shape, len(weight), torch.get_num_threads(),
+    )  # fmt: skip
+    return y
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, at: int, bias: Tensor | None
+) -> Tensor:
+    """Put k and v [B, H, 1, E] into the caches [B, H, S, E] at a position; returns what q reads there."""
+    B, H, S, E = keys.shape
+    q, k, v = (in_rows(x) for x in (q, k, v))
+    y = q.new_empty(B, H, 1, E)
+    kernels().attend(
+        *pointers(q, k, v), strides(q, k, v, of=2), *pointers(keys, values, bias, y), B, H, S, E, at,
+        E**-0.5, torch.get_num_threads(),
+    )  # fmt: skip
+    return y
+
+
+def kernels() -> ctypes.CDLL:
+    """The library, for those who asked whether it applies."""
+    found = library()
+    assert found is not None
+    return found
+
+
+def pointers(*tensors: Tensor | None) -> list[int | None]:
+    """Where their numbers are; a missing tensor is a null pointer."""
+    return [None if x is None else x.data_ptr() for x in tensors]
+
+
+def strides(*tensors: Tensor, of: int = 3) -> "ctypes.Array[ctypes.c_long]":
+    """The strides of their first dimensions, one tensor after the other."""
+    return (ctypes.c_long * (of * len(tensors)))(*(s for x in tensors for s in x.stride()[:of]))
+
+
+def in_rows(x: Tensor) -> Tensor:
+    """With the numbers of a row next to each other, as the kernels need it."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def empty_in_rows(like_BHTE: Tensor) -> Tensor:
+    """Room for [B, H, T, E] whose heads lie side by side, so that joining them is a view."""
+    B, H, T, E = like_BHTE.shape
+    return like_BHTE.new_empty(B, T, H, E).transpose(1, 2)

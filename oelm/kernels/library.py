@@ -1,0 +1,107 @@
+"""`cpu.c`, compiled for this very processor on first use and kept in the user's cache.
+
+A C compiler that torch's OpenMP runtime understands (gcc on Linux) is all it takes: 1.5 seconds, once.
+Where there is none, or with OELM_KERNELS=torch in the environment, everything is computed by torch.
+"""
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from importlib import resources
+from pathlib import Path
+
+import platformdirs
+
+log = logging.getLogger(__name__)
+
+SWITCH = "OELM_KERNELS"
+# All of -ffast-math but what would lose NaN and infinity, by which a diverging run is noticed.
+FLAGS = (
+    "-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
+    "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math",
+)  # fmt: skip
+
+
+_pointer, _long, _int, _float = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+_SIGNATURES = {
+    "attention": [_pointer] * 5 + [_long] * 4 + [_pointer, _float, _int, _int],
+    "attention_backward": [_pointer] * 9 + [_long] * 4 + [_pointer, _float, _int, _int],
+    "gelu": [_pointer] * 2 + [_long, _int],
+    "gelu_backward": [_pointer] * 3 + [_long, _int],
+    "cross_entropy": [_pointer, _long, _pointer, _pointer, _long, _long, _int, _int],
+    "linear": [
+        _pointer,
+        _int,
+        _pointer,
+        _pointer,
+        _float,
+        _pointer,
+        _pointer,
+        _int,
+        _pointer,
+        _pointer,
+    ]
+    + [_long] * 3
+    + [_int],
+    "attend": [_pointer] * 8 + [_long] * 5 + [_float, _int],
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None where torch must do."""
+    if os.environ.get(SWITCH, "").lower() == "torch":
+        return None
+    try:
+        kernels = ctypes.CDLL(str(build()))
+    except (OSError, subprocess.CalledProcessError) as error:
+        detail = getattr(error, "stderr", None) or str(error)
+        log.info("CPU kernels are not in use: %s", detail.strip().splitlines()[-1])
+        return None
+    for name, arguments in _SIGNATURES.items():
+        getattr(kernels, name).argtypes = arguments
+    return kernels
+
+
+def in_use() -> str:
+    """Whose kernels compute on a CPU: `own` or `torch`."""
+    return "torch" if library() is None else "own"
+
+
+def build() -> Path:
+    """Compile unless that was done before, for this source, compiler and processor."""
+    source = resources.files("oelm.kernels").joinpath("cpu.c").read_bytes()
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        raise FileNotFoundError("no C compiler was found")
+    key = hashlib.sha256(source + repr((compiler, FLAGS, processor())).encode()).hexdigest()[:16]
+    folder = Path(platformdirs.user_cache_dir("oelm")) / "kernels"
+    target = folder / f"{key}.so"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            (Path(place) / "cpu.c").write_bytes(source)
+            run = functools.partial(
+                subprocess.run, cwd=place, check=True, capture_output=True, text=True
+            )
+            run([compiler, *FLAGS, "-c", "cpu.c", "-o", "cpu.o"])
+            # Linked without -fopenmp: a second OpenMP runtime beside torch's would fight it for cores.
+            run([compiler, "-shared", "cpu.o", "-lm", "-o", "cpu.so"])
+            os.replace(Path(place) / "cpu.so", target)  # at once, should others build it too
+    return target
+
+
+def processor() -> str:
+    """What -march=native depends on: a cache may be shared by the unlike nodes of a cluster."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return platform.processor() or platform.machine()
+    first = cpuinfo.read_text().split("\n\n")[0].splitlines()
+    about = ("model name", "flags", "Features", "CPU implementer", "CPU part")
+    return "\n".join(line for line in first if line.startswith(about))

@@ -1,0 +1,174 @@
+"""The kernels against torch's own operations in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from oelm.kernels import functions, library
+
+pytestmark = pytest.mark.skipif(
+    library.in_use() != "own", reason="the kernels need a C compiler here"
+)
+any_seed = st.integers(0, 10**6)
+
+
+def normal(*shape, seed, scale=1.0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def heads(B, H, T, E, seed, scale=1.0):
+    """[B, H, T, E] as attention has it: a view of [B, T, H · E]."""
+    return normal(B, T, H, E, seed=seed, scale=scale).transpose(1, 2).requires_grad_()
+
+
+def exact_attention(q, k, v, *, causal):
+    return F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=causal)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    B=st.integers(1, 3), H=st.integers(1, 3), T=st.integers(1, 150), E=st.sampled_from([16, 32, 64]),
+    causal=st.booleans(), scale=st.sampled_from([0.1, 1.0, 3.0]), seed=any_seed,
+)  # fmt: skip
+def test_attention_and_its_gradient_are_torchs(B, H, T, E, causal, scale, seed):
+    q, k, v = (heads(B, H, T, E, seed + i, scale) for i in range(3))
+    grad = normal(B, H, T, E, seed=seed + 3)
+    y = functions.attention(q, k, v, None, causal=causal, dropout=0.0)
+    assert "_Attention" in type(y.grad_fn).__name__
+    expected = exact_attention(q, k, v, causal=causal)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=2e-5 * scale)
+    ours = torch.autograd.grad(y, (q, k, v), grad)
+    theirs = torch.autograd.grad(expected, (q, k, v), grad.double())
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other.float(), rtol=1e-3, atol=1e-4 * scale * scale)
+
+
+def test_attention_does_not_depend_on_the_number_of_threads_nor_on_the_layout():
+    q, k, v = (heads(2, 3, 70, 32, seed) for seed in range(3))
+    grad = normal(2, 3, 70, 32, seed=3)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            y = functions.attention(q, k, v, None, causal=True, dropout=0.0)
+            found.append([y, *torch.autograd.grad(y, (q, k, v), grad)])
+    finally:
+        torch.set_num_threads(before)
+    columns = [x.detach().transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k, v)]
+    assert columns[0].stride(-1) != 1
+    laid_out_anew = functions.attention(*columns, None, causal=True, dropout=0.0)
+    assert torch.equal(laid_out_anew, found[0][0])
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_visible(bad):
+    for which in range(3):
+        tensors = [heads(1, 1, 20, 16, seed).detach() for seed in range(3)]
+        tensors[which][0, 0, 7, 3] = bad
+        y = functions.attention(*tensors, None, causal=True, dropout=0.0)
+        assert not y[0, 0, 7:].isfinite().all()
+    logits = normal(4, 50, seed=0)
+    logits[2, 9] = bad
+    loss = functions.cross_entropy_(logits, torch.arange(4), gradient=True)
+    assert loss.isfinite().tolist() == [True, True, False, True]
+    x = torch.tensor([1.0, bad])
+    assert functions.gelu(x, by_tanh=True).isfinite().tolist() == [True, False]
+
+
+@settings(deadline=None, max_examples=30)
+@given(n=st.integers(1, 10_000), scale=st.sampled_from([0.1, 1.0, 5.0, 30.0]), seed=any_seed)
+def test_gelu_and_its_gradient_are_torchs(n, scale, seed):
+    x = normal(n, seed=seed, scale=scale).requires_grad_()
+    y, expected = functions.gelu(x, by_tanh=True), F.gelu(x.double(), approximate="tanh")
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-6)
+    grad = normal(n, seed=seed + 1)
+    (ours,) = torch.autograd.grad(y, x, grad)
+    (theirs,) = torch.autograd.grad(expected, x, grad.double())
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=30)
+@given(rows=st.integers(1, 20), classes=st.integers(1, 3000), gap=st.integers(0, 9), seed=any_seed)
+def test_the_loss_of_rows_that_need_not_touch_is_torchs(rows, classes, gap, seed):
+    logits = normal(rows, classes + gap, seed=seed, scale=10.0)[:, :classes]
+    target = torch.arange(rows) * 7 % classes
+    exact = logits.double().requires_grad_()
+    expected = F.cross_entropy(exact, target, reduction="none")
+    expected.sum().backward()
+    only_loss = functions.cross_entropy_(logits.clone(), target, gradient=False)
+    loss = functions.cross_entropy_(logits, target, gradient=True)
+    torch.testing.assert_close(loss.double(), expected.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits.double(), exact.grad, rtol=1e-4, atol=1e-6)
+    assert torch.equal(only_loss, loss)
+
+
+@pytest.mark.parametrize("target", [-1, 5])
+def test_a_target_that_is_no_class_is_refused_and_nothing_is_touched(target):
+    logits = normal(2, 5, seed=0)
+    before = logits.clone()
+    with pytest.raises(IndexError, match="not one of the 5 classes"):
+        functions.cross_entropy_(logits, torch.tensor([0, target]), gradient=True)
+    assert torch.equal(logits, before)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    B=st.integers(1, 9), inner=st.integers(1, 20).map(lambda n: 8 * n), outer=st.integers(1, 70),
+    bias=st.booleans(), rest=st.booleans(), activation=st.sampled_from([None, "gelu", "gelu_tanh"]),
+    kind=st.sampled_from([None, nn.LayerNorm, nn.RMSNorm]), seed=any_seed,
+)  # fmt: skip
+def test_a_product_with_few_rows_is_torchs(B, inner, outer, bias, rest, activation, kind, seed):
+    x, w = normal(B, inner, seed=seed), normal(outer, inner, seed=seed + 1)
+    b = normal(outer, seed=seed + 2) if bias else None
+    r = normal(B, outer, seed=seed + 3) if rest else None
+    norm = kind(inner, eps=1e-5) if kind else None
+    if norm is not None:
+        for i, p in enumerate(norm.parameters()):
+            nn.init.normal_(p, generator=torch.Generator().manual_seed(seed + i))
+    y = functions.linear(x, w, b, norm=norm, activation=activation, rest=r)
+    expected = F.linear(x if norm is None else norm(x), w, b)
+    if activation:
+        expected = F.gelu(expected, approximate="tanh" if activation == "gelu_tanh" else "none")
+    expected = expected if r is None else expected + r
+    torch.testing.assert_close(y, expected.detach(), rtol=1e-4, atol=2e-4)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    B=st.integers(1, 4), H=st.integers(1, 4), at=st.integers(0, 19), E=st.sampled_from([8, 24, 32]),
+    biased=st.booleans(), seed=any_seed,
+)  # fmt: skip
+def test_attending_behind_a_cache_is_torchs(B, H, at, E, biased, seed):
+    keys, values = (normal(B, H, 20, E, seed=seed + i) for i in range(2))
+    qkv = normal(B, 3, H, 1, E, seed=seed + 2)
+    q, k, v = qkv.unbind(1)
+    bias = normal(H, 1, at + 1, seed=seed + 3) if biased else None
+    after = [cache.clone() for cache in (keys, values)]
+    after[0][:, :, at : at + 1], after[1][:, :, at : at + 1] = k, v
+    y = functions.attend(q, k, v, keys, values, at, bias)
+    assert torch.equal(keys, after[0])
+    assert torch.equal(values, after[1])
+    expected = F.scaled_dot_product_attention(
+        q, keys[:, :, : at + 1], values[:, :, : at + 1], attn_mask=bias
+    )
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_other_work_goes_to_torch():
+    q = heads(1, 2, 12, 16, 0)
+    others = {
+        "precision": (q.double(), None, 0.0),
+        "bias": (q, torch.zeros(12, 12), 0.0),
+        "dropout": (q, None, 0.5),
+        "channels": (heads(1, 2, 12, 24, 0), None, 0.0),
+    }
+    for x, bias, dropout in others.values():
+        y = functions.attention(x, x, x, bias, causal=bias is None, dropout=dropout)
+        assert "_Attention" not in type(y.grad_fn).__name__
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not functions.applies(q)
