@@ -55,6 +55,33 @@ def test_a_run_that_must_fit_learns_the_same(tiny, caplog):
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+RESIDENT = """
+import sys, torch
+from pathlib import Path
+from oelm.train.fitting import return_freed_memory
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+if sys.argv[1] == "returned":
+    return_freed_memory()
+torch.ones(2**22)  # of 16 MiB: the allocator learns from it to keep what is not larger
+before = resident()
+kept = [torch.ones(2**21) for _ in range(20)][-1]  # the last of 20 · 8 MiB holds the others' place
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="about Linux's allocator")
+def test_freed_memory_is_returned_when_there_is_little():
+    held = {
+        how: float(subprocess.check_output([sys.executable, "-c", RESIDENT, how], text=True))
+        for how in ("kept", "returned")
+    }
+    assert held["kept"] > 100
+    assert held["returned"] < 20
+
+
 MEASURE = """
 import sys, torch
 from oelm.bench import random_batch, trainer
