@@ -24,12 +24,15 @@ CPU = torch.device("cpu")
 PROMPT, NEW = 8, 100
 
 
-def reading_rate():
-    """Bytes per second at which all cores read a tensor too large for any cache, the quickest way we know."""
+def reading_rate(times=20):
+    """Bytes per second at which all cores read a tensor too large for any cache, the quickest way we know.
+
+    Each way's mean of several readings, as a token's time is one: a noisy machine's best moment is no bound.
+    """
     matrix, vector = torch.ones(16384, 4096), torch.ones(4096)
     halves, rows = matrix.view(2, 8192, 4096).transpose(1, 2), vector.expand(2, 1, -1)
     ways = (matrix.sum, lambda: torch.mv(matrix, vector), lambda: torch.bmm(rows, halves))
-    seconds = min(timed(way, CPU) for way in ways for _ in range(3))
+    seconds = min(sum(timed(way, CPU) for _ in range(times)) / times for way in ways)
     return matrix.numel() * 4 / seconds
 
 

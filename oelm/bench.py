@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor, nn
 
 from oelm.config import to_mapping
 from oelm.errors import UserError
+from oelm.kernels.functions import attention
 from oelm.methods import PROJECTIONS, Method
 from oelm.model.config import ModelConfig
 from oelm.model.gpt import GPT
@@ -219,7 +219,7 @@ def _parts(model: GPT, batch_size: int, device: torch.device) -> dict[str, Calla
 
     def attend() -> None:
         for _ in blocks:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            y = attention(q, k, v, None, causal=True, dropout=0.0)
             torch.autograd.grad(y, (q, k, v), torch.ones_like(y))
 
     def head() -> None:

@@ -14,10 +14,11 @@ CHANNELS = 16  # the kernels take a head's channels by so many
 
 
 def applies(*tensors: Tensor) -> bool:
-    """Whether these can go to a kernel: float32 on a CPU, with nothing around that must see the call."""
+    """Whether these can go to a kernel: float32 on a CPU, and nothing around that must see the call."""
     return (
         all(x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
-        and not torch.compiler.is_compiling()
+        and all(type(x) in (Tensor, nn.Parameter) for x in tensors)  # none that only looks like one
+        and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
         and not torch.is_autocast_enabled("cpu")
         and library() is not None
     )

@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 
 import platformdirs
+import torch  # noqa: F401  whose OpenMP runtime the kernels use
 
 log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from oelm.kernels import functions, library
 
@@ -172,3 +173,11 @@ def test_other_work_goes_to_torch():
         assert "_Attention" not in type(y.grad_fn).__name__
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not functions.applies(q)
+    traced = torch.jit.trace(
+        lambda x: functions.attention(x, x, x, None, causal=True, dropout=0.0), q.detach()
+    )
+    other = heads(1, 2, 12, 16, 1).detach()
+    expected = exact_attention(other, other, other, causal=True).float()
+    torch.testing.assert_close(traced(other), expected)
+    with FakeTensorMode() as mode:
+        assert not functions.applies(mode.from_tensor(q))

@@ -32,6 +32,8 @@ def test_the_library_is_built_once_and_others_find_it(tmp_path, monkeypatch):
     assert [p.name for p in built.parent.iterdir()] == [built.name]
     assert library.build() == built
     assert built.stat().st_mtime_ns == first
+    assert ask(tmp_path)[0] == "own"
+    assert [p.name for p in built.parent.iterdir()] == [built.name]
     monkeypatch.setattr(library, "processor", lambda: "another")
     assert library.build() != built
 
