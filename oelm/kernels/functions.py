@@ -18,7 +18,8 @@ def applies(*tensors: Tensor) -> bool:
     return (
         all(x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
         and all(type(x) in (Tensor, nn.Parameter) for x in tensors)  # none that only looks like one
-        and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         and not torch.is_autocast_enabled("cpu")
         and library() is not None
     )

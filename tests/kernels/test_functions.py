@@ -160,6 +160,7 @@ def test_attending_behind_a_cache_is_torchs(B, H, at, E, biased, seed):
     torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")  # tracing is of yesterday, and says so
 def test_other_work_goes_to_torch():
     q = heads(1, 2, 12, 16, 0)
     others = {
