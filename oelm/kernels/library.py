@@ -80,7 +80,7 @@ def build() -> Path:
     source = resources.files("oelm.kernels").joinpath("cpu.c").read_bytes()
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
-        raise FileNotFoundError("no C compiler was found")
+        raise FileNotFoundError("no C compiler was found; install gcc to have them")
     key = hashlib.sha256(source + repr((compiler, FLAGS, processor())).encode()).hexdigest()[:16]
     folder = Path(platformdirs.user_cache_dir("oelm")) / "kernels"
     target = folder / f"{key}.so"
