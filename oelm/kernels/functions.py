@@ -92,7 +92,7 @@ def cross_entropy_(logits_NV: Tensor, target_N: Tensor, *, gradient: bool) -> Te
     """Each row's loss [N]; the logits, in float32 or more, become its gradient by them, or are lost."""
     if applies(logits_NV) and logits_NV.stride(1) == 1:
         loss_N = torch.empty_like(logits_NV[:, 0])
-        target_N = target_N.contiguous()
+        target_N = target_N.to(torch.int64).contiguous()
         out_of_range = kernels().cross_entropy(
             logits_NV.data_ptr(), logits_NV.stride(0), *pointers(target_N, loss_N), *logits_NV.shape,
             gradient, torch.get_num_threads(),
@@ -128,7 +128,8 @@ def linear(
     if isinstance(norm, nn.LayerNorm):
         kind, eps, norm_weight, norm_bias = 1, norm.eps, norm.weight, norm.bias
     elif isinstance(norm, nn.RMSNorm):
-        kind, eps, norm_weight = 2, norm.eps or 0.0, norm.weight
+        assert norm.eps is not None
+        kind, eps, norm_weight = 2, norm.eps, norm.weight
     kernels().linear(
         x_BD.data_ptr(), kind, *pointers(norm_weight, norm_bias), eps, *pointers(weight, bias),
         ACTIVATIONS[activation], *pointers(rest, y), *x_BD.shape, len(weight), torch.get_num_threads(),

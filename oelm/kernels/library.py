@@ -36,22 +36,10 @@ _SIGNATURES = {
     "gelu": [_pointer] * 2 + [_long, _int],
     "gelu_backward": [_pointer] * 3 + [_long, _int],
     "cross_entropy": [_pointer, _long, _pointer, _pointer, _long, _long, _int, _int],
-    "linear": [
-        _pointer,
-        _int,
-        _pointer,
-        _pointer,
-        _float,
-        _pointer,
-        _pointer,
-        _int,
-        _pointer,
-        _pointer,
-    ]
-    + [_long] * 3
-    + [_int],
+    "linear": [_pointer, _int, _pointer, _pointer, _float, _pointer, _pointer, _int, _pointer, _pointer,
+               _long, _long, _long, _int],
     "attend": [_pointer] * 8 + [_long] * 5 + [_float, _int],
-}
+}  # fmt: skip
 
 
 @functools.cache
