@@ -1,5 +1,5 @@
-/* The operations that torch leaves slow on CPUs, in float32: attention, GELU, the softmax of the loss, and
-   what it takes to generate one token. Built on first use by `library.py`.
+/* The operations that torch leaves slow on CPUs, in float32: products, attention, GELU, the softmax of the
+   loss, and what it takes to generate one token. Built on first use by `library.py`.
 
    Every result is computed by one thread from start to end, so its bits do not depend on how many there
    are. NaN and infinity pass through: the build must not use -ffinite-math-only. */
@@ -14,8 +14,12 @@ enum {
     TILE_ROWS = 6, TILE_COLUMNS = 16, /* as many sums as fit into 16 vector registers */
     BLOCK = 48, /* rows of queries at a time: a multiple of both */
     PIECE = 4096, /* numbers that a thread takes at a time */
+    /* What a product copies at a time: of b half a megabyte, to stay in L2, of a 96 KiB beside it. */
+    DEPTH = 256, STRIP_ROWS = 96, STRIP_COLUMNS = 512,
+    PANEL = DEPTH * TILE_ROWS + LANES, /* the rows of a tile, and room for a last store to run over */
 };
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t order __attribute__((vector_size(4 * LANES)));
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -38,24 +42,181 @@ INLINE float exponential(float x) {
     return p * power.value;
 }
 
-/* ---- attention ----------------------------------------------------------------------------------- */
+static float largest_of(const float *x, long n) {
+    float each[LANES], found = -INFINITY;
+    for (long i = 0; i < LANES; i++) each[i] = -INFINITY;
+    long j = 0;
+    for (; j + LANES <= n; j += LANES)
+        for (long i = 0; i < LANES; i++) each[i] = x[j + i] > each[i] ? x[j + i] : each[i];
+    for (; j < n; j++) found = x[j] > found ? x[j] : found;
+    for (long i = 0; i < LANES; i++) found = each[i] > found ? each[i] : found;
+    return found;
+}
 
-/* C[6 × 16] = A[6 × n] B[n × 16], or C += where `add`. The sums stay in registers: hence no arrays. */
-INLINE void tile(const float *restrict a, long a_row, long a_k, const float *restrict b, long b_k,
-                 float *restrict c, long c_row, long n, int add) {
+/* C[6 × 16] = A[6 × n] B[n × 16], added to `start` if there is one. The sums stay in registers: hence no
+   arrays. */
+INLINE void tile(const float *restrict a, long a_row, long a_k, const float *restrict b, long b_k, float *c,
+                 long c_row, long n, const float *start, long start_row) {
 #define ROWS(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5)
-#define LOAD(i)                                                                                      \
-    vec left##i = add ? *(vec *)(c + i * c_row) : (vec){0};                                          \
-    vec right##i = add ? *(vec *)(c + i * c_row + LANES) : (vec){0};
+#define BEGIN(i)                                                                                     \
+    vec left##i = {0}, right##i = {0};                                                               \
+    if (start) __builtin_prefetch(start + i * start_row);
 #define ADD(i) left##i += a[i * a_row] * b_left, right##i += a[i * a_row] * b_right;
-#define STORE(i) *(vec *)(c + i * c_row) = left##i, *(vec *)(c + i * c_row + LANES) = right##i;
-    ROWS(LOAD)
+#define STORE(i)                                                                                     \
+    if (start) left##i += *(vec *)(start + i * start_row);                                           \
+    if (start) right##i += *(vec *)(start + i * start_row + LANES);                                  \
+    *(vec *)(c + i * c_row) = left##i, *(vec *)(c + i * c_row + LANES) = right##i;
+    ROWS(BEGIN)
+#pragma GCC unroll 4
     for (long k = 0; k < n; k++, a += a_k, b += b_k) {
         vec b_left = *(vec *)b, b_right = *(vec *)(b + LANES);
         ROWS(ADD)
     }
     ROWS(STORE)
 }
+
+/* y[k][i] = x[i][k], 8 × 8. The stores go up: one may run over into the next. */
+INLINE void transpose(const float *x, long x_row, float *y, long y_row) {
+    const order low = {0, 8, 1, 9, 4, 12, 5, 13}, high = {2, 10, 3, 11, 6, 14, 7, 15};
+    const order low_pairs = {0, 1, 8, 9, 4, 5, 12, 13}, high_pairs = {2, 3, 10, 11, 6, 7, 14, 15};
+    const order low_half = {0, 1, 2, 3, 8, 9, 10, 11}, high_half = {4, 5, 6, 7, 12, 13, 14, 15};
+    vec u[LANES], v[LANES];
+#pragma GCC unroll 4
+    for (int i = 0; i < LANES; i += 2) {
+        vec even = *(vec *)(x + i * x_row), odd = *(vec *)(x + (i + 1) * x_row);
+        u[i] = __builtin_shuffle(even, odd, low), u[i + 1] = __builtin_shuffle(even, odd, high);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < LANES; i++) {
+        vec first = u[i / 4 * 4 + i % 4 / 2], second = u[i / 4 * 4 + i % 4 / 2 + 2];
+        v[i] = __builtin_shuffle(first, second, i % 2 ? high_pairs : low_pairs);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < LANES; i++)
+        *(vec *)(y + i * y_row) = __builtin_shuffle(v[i % 4], v[i % 4 + 4], i < 4 ? low_half : high_half);
+}
+
+/* ---- products ------------------------------------------------------------------------------------ */
+
+/* The `rows` first of `all` rows of a, six by six as panels [n × 6]; zeros where there is no row. */
+static void row_panels(const float *a, long a_row, long a_k, float *panels, long rows, long all, long n) {
+    /* A vector takes two numbers more than the six of a panel: those must be there to be read. */
+    long by_vectors = least(rows, all - (LANES - TILE_ROWS)) / TILE_ROWS, together = 8;
+    for (long first = 0; a_row == 1 && first < by_vectors; first += together)
+        for (long k = 0; k < n; k++)
+            for (long p = first; p < least(first + together, by_vectors); p++)
+                *(vec *)(panels + p * PANEL + k * TILE_ROWS) = *(vec *)(a + p * TILE_ROWS + k * a_k);
+    for (long p = a_row == 1 ? by_vectors : 0; p * TILE_ROWS < rows; p++) {
+        const float *x = a + p * TILE_ROWS * a_row;
+        float *panel = panels + p * PANEL;
+        long k = 0;
+        for (; a_k == 1 && p < by_vectors && k + LANES <= n; k += LANES)
+            transpose(x + k, a_row, panel + k * TILE_ROWS, TILE_ROWS);
+        for (; k < n; k++)
+            for (long r = 0; r < TILE_ROWS; r++)
+                panel[k * TILE_ROWS + r] = p * TILE_ROWS + r < rows ? x[r * a_row + k * a_k] : 0;
+    }
+}
+
+/* The columns of b, sixteen by sixteen as panels [n × 16]; zeros where there is no column. */
+static void column_panels(const float *b, long b_k, long b_column, float *panels, long columns, long n) {
+    for (long j = 0; j < columns; j += TILE_COLUMNS, panels += n * TILE_COLUMNS) {
+        const float *x = b + j * b_column;
+        long whole = j + TILE_COLUMNS <= columns, k = 0;
+        if (whole && b_column == 1)
+            for (; k < n; k++) memcpy(panels + k * TILE_COLUMNS, x + k * b_k, TILE_COLUMNS * sizeof(float));
+        if (whole && b_k == 1)
+            for (; k + LANES <= n; k += LANES)
+                for (long i = 0; i < TILE_COLUMNS; i += LANES)
+                    transpose(x + i * b_column + k, b_column, panels + k * TILE_COLUMNS + i, TILE_COLUMNS);
+        for (; k < n; k++)
+            for (long i = 0; i < TILE_COLUMNS; i++)
+                panels[k * TILE_COLUMNS + i] = j + i < columns ? x[i * b_column + k * b_k] : 0;
+    }
+}
+
+/* `tile` where fewer rows or columns are left. */
+static void edge_tile(const float *a, long a_row, long a_k, const float *b, float *c, long c_row, long n,
+                      const float *start, long start_row, long rows, long columns) {
+    float edge[TILE_ROWS * TILE_COLUMNS] = {0};
+    for (long r = 0; start && r < rows; r++)
+        memcpy(edge + r * TILE_COLUMNS, start + r * start_row, columns * sizeof(float));
+    tile(a, a_row, a_k, b, TILE_COLUMNS, edge, TILE_COLUMNS, n, edge, TILE_COLUMNS);
+    for (long r = 0; r < rows; r++) memcpy(c + r * c_row, edge + r * TILE_COLUMNS, columns * sizeof(float));
+}
+
+static void product_of_one(const float *a, long a_row, long a_k, const float *b, long b_k, long b_column, float *c,
+                           long c_row, const float *bias, int add, long M, long N, long K) {
+    float *panels_of_a = aligned_alloc(64, STRIP_ROWS / TILE_ROWS * PANEL * sizeof(float));
+    float *panels_of_b = aligned_alloc(64, DEPTH * STRIP_COLUMNS * sizeof(float));
+    /* Rows that are short, or used for few columns, are read where they lie. */
+    int in_place = a_k == 1 && (N < STRIP_COLUMNS || K <= DEPTH);
+    for (long k = 0; k < K; k += DEPTH)
+        for (long column = 0; column < N; column += STRIP_COLUMNS) {
+            long n = least(DEPTH, K - k), columns = least(STRIP_COLUMNS, N - column);
+            column_panels(b + k * b_k + column * b_column, b_k, b_column, panels_of_b, columns, n);
+            for (long row = 0; row < M; row += STRIP_ROWS) {
+                const float *left = a + row * a_row + k * a_k;
+                long rows = least(STRIP_ROWS, M - row), lie = in_place ? rows / TILE_ROWS * TILE_ROWS : 0;
+                row_panels(left + lie * a_row, a_row, a_k, panels_of_a, rows - lie, M - row - lie, n);
+                for (long j = 0; j < columns; j += TILE_COLUMNS)
+                    for (long i = 0; i < rows; i += TILE_ROWS) {
+                        const float *panel = panels_of_a + (i - lie) / TILE_ROWS * PANEL, *right = panels_of_b + j * n;
+                        float *to = c + (row + i) * c_row + column + j;
+                        const float *start = k || add ? to : bias ? bias + column + j : NULL;
+                        long start_row = k || add ? c_row : 0;
+                        long there = least(TILE_ROWS, rows - i), across = least(TILE_COLUMNS, columns - j);
+                        if (there < TILE_ROWS || across < TILE_COLUMNS)
+                            edge_tile(i < lie ? left + i * a_row : panel, i < lie ? a_row : 1, i < lie ? 1 : TILE_ROWS,
+                                      right, to, c_row, n, start, start_row, there, across);
+                        else if (i < lie)
+                            tile(left + i * a_row, a_row, 1, right, TILE_COLUMNS, to, c_row, n, start, start_row);
+                        else
+                            tile(panel, 1, TILE_ROWS, right, TILE_COLUMNS, to, c_row, n, start, start_row);
+                    }
+            }
+        }
+    free(panels_of_a), free(panels_of_b);
+}
+
+/* C[M × N] = A[M × K] B[K × N], plus `bias` [N] if there is one, or added to C. Of the two strides of A, and of
+   B, one is 1. Each thread takes a part of the longer side of C. */
+void product(const float *a, const long *a_stride, const float *b, const long *b_stride, float *c, long c_row,
+             const float *bias, int add, long M, long N, long K, int threads) {
+    int by_rows = M >= N;
+    long length = by_rows ? M : N, unit = by_rows ? TILE_ROWS : TILE_COLUMNS;
+    long part = at_least((length + threads - 1) / threads, unit);
+#pragma omp parallel for num_threads(threads)
+    for (long first = 0; first < length; first += part) {
+        long size = least(part, length - first), row = by_rows ? first : 0, column = by_rows ? 0 : first;
+        product_of_one(a + row * a_stride[0], a_stride[0], a_stride[1], b + column * b_stride[1], b_stride[0],
+                       b_stride[1], c + row * c_row + column, c_row, bias ? bias + column : NULL, add,
+                       by_rows ? size : M, by_rows ? N : size, K);
+    }
+}
+
+/* y[N × out] = x[N × in] wᵀ + bias */
+void linear(const float *x, const float *w, const float *bias, float *y, long N, long out, long in, int threads) {
+    product(x, (long[]){in, 1}, w, (long[]){1, in}, y, out, bias, 0, N, out, in, threads);
+}
+
+/* The gradients that are wanted, from that of y. */
+void linear_backward(const float *dy, const float *x, const float *w, float *dx, float *dw, float *dbias, long N,
+                     long out, long in, int threads) {
+    if (dx) product(dy, (long[]){out, 1}, w, (long[]){in, 1}, dx, in, NULL, 0, N, in, out, threads);
+    if (dw) product(dy, (long[]){1, out}, x, (long[]){in, 1}, dw, in, NULL, 0, out, in, N, threads);
+    if (dbias) memset(dbias, 0, out * sizeof(float));
+    for (long first = 0; dbias && first < N; first += BLOCK) /* sums of sums lose less */
+        for (long o = 0; o < out; o += LANES) {
+            float sum[LANES] = {0};
+            long width = least(LANES, out - o), end = least(N, first + BLOCK);
+            for (long n = first; n < end; n++)
+                for (long i = 0; i < width; i++) sum[i] += dy[n * out + o + i];
+            for (long i = 0; i < width; i++) dbias[o + i] += sum[i];
+        }
+}
+
+/* ---- attention ----------------------------------------------------------------------------------- */
 
 /* One head of a tensor [B, H, T, E] whose last stride is 1. */
 INLINE float *head(const float *x, const long *stride, long b, long h) {
@@ -72,14 +233,13 @@ static void scatter(const float *rows, float *x, long stride, long n, long E) {
     for (long t = 0; t < n; t++) memcpy(x + t * stride, rows + t * E, E * sizeof(float));
 }
 
-/* The same as columns [E × all]. */
+/* The same as columns [E × all]; E and all are multiples of 8. */
 static void columns(const float *x, long stride, float *y, long n, long all, long E) {
-    for (long t = 0; t < n; t += LANES)
-        for (long e = 0; e < E; e++)
-            for (long i = 0; i < LANES; i++)
-                y[e * all + t + i] = t + i < n ? x[(t + i) * stride + e] : 0;
-    for (long e = 0; e < E; e++)
-        for (long t = at_least(n, LANES); t < all; t++) y[e * all + t] = 0;
+    long t = 0;
+    for (; t + LANES <= n; t += LANES)
+        for (long e = 0; e < E; e += LANES) transpose(x + t * stride + e, stride, y + e * all + t, all);
+    for (; t < all; t++)
+        for (long e = 0; e < E; e++) y[e * all + t] = t < n ? x[t * stride + e] : 0;
 }
 
 /* y = softmax(scale · q kᵀ) v, and `lse`, the logarithm of each row's sum, from which backward makes the
@@ -103,19 +263,20 @@ void attention(const float *q, const float *k, const float *v, float *y, float *
                 for (long i = 0; i < rows; i += TILE_ROWS) {
                     long seen_by_last = causal ? least(first + i + TILE_ROWS, T) : T;
                     for (long j = 0; j < seen_by_last; j += TILE_COLUMNS)
-                        tile(q_rows + i * E, E, 1, k_columns + j, all, weights + i * all + j, all, E, 0);
+                        tile(q_rows + i * E, E, 1, k_columns + j, all, weights + i * all + j, all, E, NULL, 0);
                     float shrink[TILE_ROWS];
                     for (long r = 0; r < TILE_ROWS; r++) {
-                        float *w = weights + (i + r) * all, largest = -INFINITY, sum = 0;
                         long seen = causal ? least(first + i + r + 1, T) : T;
-                        for (long j = 0; j < seen; j++) largest = w[j] > largest ? w[j] : largest;
-                        for (long j = 0; j < seen; j++) sum += w[j] = exponential((w[j] - largest) * scale);
+                        float *w = weights + (i + r) * all, largest = largest_of(w, seen), sum = 0;
+                        long whole = at_least(seen, LANES); /* vectors; what they have too much is nothing */
+                        for (long j = seen; j < whole; j++) w[j] = -INFINITY;
+                        for (long j = 0; j < whole; j++) sum += w[j] = exponential((w[j] - largest) * scale);
                         for (long j = seen; j < seen_by_last; j++) w[j] = 0;
                         shrink[r] = 1 / sum;
                         if (first + i + r < T) lse[bh * T + first + i + r] = largest * scale + logf(sum);
                     }
                     for (long e = 0; e < E; e += TILE_COLUMNS)
-                        tile(weights + i * all, all, 1, v_rows + e, E, y_rows + i * E + e, E, seen_by_last, 0);
+                        tile(weights + i * all, all, 1, v_rows + e, E, y_rows + i * E + e, E, seen_by_last, NULL, 0);
                     for (long r = 0; r < TILE_ROWS; r++)
                         for (long e = 0; e < E; e++) y_rows[(i + r) * E + e] *= shrink[r];
                 }
@@ -153,8 +314,8 @@ void attention_backward(const float *q, const float *k, const float *v, const fl
                 for (long i = 0; i < rows; i += TILE_ROWS) {
                     long seen_by_last = causal ? least(first + i + TILE_ROWS, T) : T;
                     for (long j = 0; j < seen_by_last; j += TILE_COLUMNS) {
-                        tile(q_rows + i * E, E, 1, k_columns + j, all, weights + i * all + j, all, E, 0);
-                        tile(dy_rows + i * E, E, 1, v_columns + j, all, dlogits + i * all + j, all, E, 0);
+                        tile(q_rows + i * E, E, 1, k_columns + j, all, weights + i * all + j, all, E, NULL, 0);
+                        tile(dy_rows + i * E, E, 1, v_columns + j, all, dlogits + i * all + j, all, E, NULL, 0);
                     }
                     for (long r = i; r < i + TILE_ROWS; r++) {
                         float *w = weights + r * all, *d = dlogits + r * all, mean = 0, log_sum = 0;
@@ -164,20 +325,21 @@ void attention_backward(const float *q, const float *k, const float *v, const fl
                             log_sum = lse[bh * T + t];
                             for (long e = 0; e < E; e++) mean += dy_rows[r * E + e] * y_row[e];
                         }
-                        for (long j = 0; j < seen; j++) {
+                        for (long j = 0; j < at_least(seen, LANES); j++) { /* the last ones become 0 below */
                             w[j] = exponential(w[j] * scale - log_sum);
                             d[j] = w[j] * (d[j] - mean) * scale;
                         }
                         for (long j = seen; j < seen_by_all; j++) w[j] = d[j] = 0;
                     }
                     for (long e = 0; e < E; e += TILE_COLUMNS)
-                        tile(dlogits + i * all, all, 1, k_rows + e, E, dq_rows + i * E + e, E, seen_by_last, 0);
+                        tile(dlogits + i * all, all, 1, k_rows + e, E, dq_rows + i * E + e, E, seen_by_last, NULL, 0);
                 }
                 for (long j = 0; j < seen_by_all; j += TILE_ROWS) {
                     long skip = causal && j > first ? j - first : 0, n = least(BLOCK, at_least(rows, TILE_ROWS)) - skip;
                     for (long e = 0; e < E; e += TILE_COLUMNS) {
-                        tile(dlogits + skip * all + j, 1, all, q_rows + skip * E + e, E, dk_rows + j * E + e, E, n, 1);
-                        tile(weights + skip * all + j, 1, all, dy_rows + skip * E + e, E, dv_rows + j * E + e, E, n, 1);
+                        float *dk_tile = dk_rows + j * E + e, *dv_tile = dv_rows + j * E + e;
+                        tile(dlogits + skip * all + j, 1, all, q_rows + skip * E + e, E, dk_tile, E, n, dk_tile, E);
+                        tile(weights + skip * all + j, 1, all, dy_rows + skip * E + e, E, dv_tile, E, n, dv_tile, E);
                     }
                 }
                 scatter(dq_rows, head(dq, stride[5], b, h) + first * stride[5][2], stride[5][2], rows, E);
@@ -224,8 +386,7 @@ int cross_entropy(float *logits, long row_stride, const int64_t *target, float *
         if (target[r] < 0 || target[r] >= V) return 1;
 #pragma omp parallel for num_threads(threads)
     for (long r = 0; r < rows; r++) {
-        float *x = logits + r * row_stride, chosen = x[target[r]], largest = -INFINITY, sum = 0;
-        for (long j = 0; j < V; j++) largest = x[j] > largest ? x[j] : largest;
+        float *x = logits + r * row_stride, chosen = x[target[r]], largest = largest_of(x, V), sum = 0;
         for (long j = 0; j < V; j++) sum += x[j] = exponential(x[j] - largest);
         loss[r] = logf(sum) + largest - chosen;
         if (!gradient) continue;
@@ -289,9 +450,9 @@ INLINE float activated(float x, int activation) {
 
 /* y[B × out] = activation(norm(x)[B × in] wᵀ + bias) + rest, where all but the product may be absent. All
    threads read w, once. `norm` is 0 for none, 1 for a LayerNorm, 2 for an RMSNorm. */
-void linear(const float *x, int norm, const float *norm_w, const float *norm_b, float eps, const float *w,
-            const float *bias, int activation, const float *rest, float *y, long B, long in, long out,
-            int threads) {
+void few_rows(const float *x, int norm, const float *norm_w, const float *norm_b, float eps, const float *w,
+              const float *bias, int activation, const float *rest, float *y, long B, long in, long out,
+              int threads) {
     float *normed = norm ? malloc(B * in * sizeof(float)) : NULL;
     if (norm) normalise(x, norm_w, norm_b, eps, norm == 2, normed, B, in), x = normed;
 #pragma omp parallel for num_threads(threads)

@@ -8,21 +8,87 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from oelm.kernels.library import library
+from oelm.kernels.library import library, products_pay
 
 CHANNELS = 16  # the kernels take a head's channels by so many
+PLAIN = (Tensor, nn.Parameter)  # and none that only looks like a tensor
 
 
 def applies(*tensors: Tensor) -> bool:
     """Whether these can go to a kernel: float32 on a CPU, and nothing around that must see the call."""
-    return (
-        all(x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
-        and all(type(x) in (Tensor, nn.Parameter) for x in tensors)  # none that only looks like one
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-        and not torch.is_autocast_enabled("cpu")
-        and library() is not None
+    for x in tensors:
+        if x.dtype is not torch.float32 or not x.is_cpu or type(x) not in PLAIN:
+            return False
+    return not (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        or torch.is_autocast_enabled("cpu")
+        or torch._C._len_torch_dispatch_stack()  # type: ignore[attr-defined]  # one that counts
+        or library() is None
     )
+
+
+def product(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    add: bool = False,
+) -> Tensor:
+    """a b + bias of matrices, written to `out`, or added to what is there; no gradient."""
+    if applies(a, b) and products_pay():
+        a, b = (x if 1 in x.stride() else x.contiguous() for x in (a, b))
+        if out is None:
+            out = a.new_empty(len(a), b.shape[1])
+        kernels().product(
+            a.data_ptr(), strides(a, of=2), b.data_ptr(), strides(b, of=2), out.data_ptr(), out.stride(0),
+            *pointers(bias), add, *out.shape, len(b), torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+    if add:
+        assert out is not None
+        return out.addmm_(a, b)
+    return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear`."""
+    if applies(x, weight) and products_pay():
+        y: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+        return y
+    return F.linear(x, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        x, weight = x.contiguous(), weight.contiguous()
+        ctx.save_for_backward(x, weight)
+        outputs, inputs = weight.shape
+        y = x.new_empty(*x.shape[:-1], outputs)
+        kernels().linear(
+            *pointers(x, weight, bias, y), x.numel() // inputs, outputs, inputs, torch.get_num_threads()
+        )  # fmt: skip
+        return y
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        outputs, inputs = weight.shape
+        dy = dy.contiguous()
+        dx, dweight, dbias = (
+            dy.new_empty(shape) if needed else None
+            for shape, needed in zip(
+                (x.shape, weight.shape, (outputs,)), ctx.needs_input_grad, strict=True
+            )
+        )
+        kernels().linear_backward(
+            *pointers(dy, x, weight, dx, dweight, dbias), x.numel() // inputs, outputs, inputs,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return dx, dweight, dbias
 
 
 def attention(
@@ -113,7 +179,7 @@ def cross_entropy_(logits_NV: Tensor, target_N: Tensor, *, gradient: bool) -> Te
 ACTIVATIONS = {None: 0, "gelu": 1, "gelu_tanh": 2}
 
 
-def linear(
+def few_rows(
     x_BD: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -130,7 +196,7 @@ def linear(
     elif isinstance(norm, nn.RMSNorm):
         assert norm.eps is not None
         kind, eps, norm_weight = 2, norm.eps, norm.weight
-    kernels().linear(
+    kernels().few_rows(
         x_BD.data_ptr(), kind, *pointers(norm_weight, norm_bias), eps, *pointers(weight, bias),
         ACTIVATIONS[activation], *pointers(rest, y), *x_BD.shape, len(weight), torch.get_num_threads(),
     )  # fmt: skip

@@ -36,7 +36,10 @@ _SIGNATURES = {
     "gelu": [_pointer] * 2 + [_long, _int],
     "gelu_backward": [_pointer] * 3 + [_long, _int],
     "cross_entropy": [_pointer, _long, _pointer, _pointer, _long, _long, _int, _int],
-    "linear": [_pointer, _int, _pointer, _pointer, _float, _pointer, _pointer, _int, _pointer, _pointer,
+    "product": [_pointer] * 5 + [_long, _pointer, _int] + [_long] * 3 + [_int],
+    "linear": [_pointer] * 4 + [_long] * 3 + [_int],
+    "linear_backward": [_pointer] * 6 + [_long] * 3 + [_int],
+    "few_rows": [_pointer, _int, _pointer, _pointer, _float, _pointer, _pointer, _int, _pointer, _pointer,
                _long, _long, _long, _int],
     "attend": [_pointer] * 8 + [_long] * 5 + [_float, _int],
 }  # fmt: skip
@@ -56,6 +59,12 @@ def library() -> ctypes.CDLL | None:
     for name, arguments in _SIGNATURES.items():
         getattr(kernels, name).argtypes = arguments
     return kernels
+
+
+@functools.cache
+def products_pay() -> bool:
+    """Whether our products beat torch's: on AMD's processors, where MKL is slower than it could be."""
+    return library() is not None and "AuthenticAMD" in processor()
 
 
 def in_use() -> str:
@@ -92,5 +101,5 @@ def processor() -> str:
     if not cpuinfo.exists():
         return platform.processor() or platform.machine()
     first = cpuinfo.read_text().split("\n\n")[0].splitlines()
-    about = ("model name", "flags", "Features", "CPU implementer", "CPU part")
+    about = ("vendor_id", "model name", "flags", "Features", "CPU implementer", "CPU part")
     return "\n".join(line for line in first if line.startswith(about))

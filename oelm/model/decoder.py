@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from oelm.kernels.functions import applies, attend, linear
+from oelm.kernels.functions import applies, attend, few_rows
 from oelm.model.attention import Cache
 from oelm.model.projection import Projection
 from oelm.model.transformer import Block
@@ -41,7 +41,7 @@ class Linear:
 
     def __call__(self, x: Tensor, rest: Tensor | None = None) -> Tensor:
         """[B, in] → [B, out], added to the rest."""
-        return linear(
+        return few_rows(
             x, self.weight, self.bias, norm=self.norm, activation=self.activation, rest=rest
         )
 
@@ -72,7 +72,7 @@ class Decoder:
         )
         for layer, cache in zip(self.layers, caches, strict=True):
             x_BD = layer(x_BD, rotation, cache, start)
-        return linear(x_BD, model.head_weight, norm=model.final_norm)
+        return few_rows(x_BD, model.head_weight, norm=model.final_norm)
 
 
 class _Layer:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from oelm.kernels.functions import linear
 from oelm.methods import METHODS, Method
 from oelm.model.attention import Cache
 from oelm.model.config import ModelConfig
@@ -42,7 +42,7 @@ class GPT(Transformer):
         """Logits [B, T, V] or, given targets (−100 is ignored), the mean loss."""
         h_BTD = self.hidden(tokens_BT)
         if targets_BT is None:
-            return F.linear(h_BTD, self.head_weight)
+            return linear(h_BTD, self.head_weight)
         return linear_cross_entropy(h_BTD.flatten(0, 1), self.head_weight, targets_BT.flatten())
 
     @torch.inference_mode()
@@ -75,7 +75,7 @@ class GPT(Transformer):
                 logits = decoder.logits(window[:, -1], cache, start)
             else:
                 h = self.hidden(window[:, start:], cache=cache, start=start)
-                logits = F.linear(h[:, -1], self.head_weight)
+                logits = linear(h[:, -1], self.head_weight)
             start = window.shape[1]
             chosen = sample(logits.float(), temperature, top_k, top_p, generator)
             yield chosen

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from oelm.kernels.functions import cross_entropy_
+from oelm.kernels.functions import cross_entropy_, product
 
 IGNORED = -100
 CHUNK_ELEMENTS = 2**24  # logits at a time
@@ -55,17 +55,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for first in range(0, len(h), rows):
                 at = slice(first, min(first + rows, len(h)))
                 target, share = target_N[at], row_weight_N1[at]
-                product = torch.mm(hidden[at], matrix.T, out=buffer[: len(target)])
-                logits = product.to(exact)  # the buffer itself in float32
+                found = product(hidden[at], matrix.T, out=buffer[: len(target)])
+                logits = found.to(exact)  # the buffer itself in float32
                 loss = cross_entropy_(logits, target, gradient=need_h or need_w)
                 total += (loss * share[:, 0]).sum()
                 # The mean's weights go into the narrow factors, sparing a pass over the wide one.
                 p = logits.to(low)
                 if grad_h is not None:
-                    grad_h[at] = torch.mm(p, matrix) * share
+                    grad_h[at] = product(p, matrix) * share
                 if grad_w is not None:
                     narrow = (hidden[at] * share).to(grad_w.dtype)
-                    grad_w.addmm_(p.T.to(grad_w.dtype), narrow, beta=0 if first == 0 else 1)
+                    product(p.T.to(grad_w.dtype), narrow, out=grad_w, add=first > 0)
         ctx.grads = grad_h, grad_w  # type: ignore[attr-defined]
         return total
 

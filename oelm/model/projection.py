@@ -1,9 +1,9 @@
 """One projection under a treatment: what is frozen is a buffer, what ever trains is a parameter."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from oelm.kernels.functions import linear
 from oelm.methods import PARAMETER_FREE, Treatment
 from oelm.projections import channel_order, make, matched, stream
 
@@ -124,11 +124,11 @@ class Projection(nn.Module):
         if self.weight is None:
             y = self._read(x)
         elif plain:
-            return F.linear(x, self.weight, self.bias)
+            return linear(x, self.weight, self.bias)
         elif self.frozen_weight is not None:
-            y = torch.cat([F.linear(x, self.frozen_weight), F.linear(x, self.weight)], dim=-1)
+            y = torch.cat([linear(x, self.frozen_weight), linear(x, self.weight)], dim=-1)
         else:
-            y = F.linear(x, self.weight)
+            y = linear(x, self.weight)
         if self.low_rank_in is not None and self.low_rank_out is not None:
             # Written so that the few channels come first, in backward too: a product with few
             # columns takes a CPU up to six times as long as its transpose.

@@ -6,6 +6,7 @@ medium-512. Two lanes and not more: both add to the same gradients, and a + b = 
 not depend on which comes first. That of three would.
 """
 
+import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,9 @@ import torch
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
+
+PAUSE = getattr(ctypes.pythonapi, "omp_pause_resource_all", lambda kind: None)
+SOFT = 1
 
 
 class Lanes:
@@ -38,4 +42,6 @@ class Lanes:
 
     def map(self, work: Callable[[Piece], Result], pieces: Sequence[Piece]) -> list[Result]:
         """`work` on every piece, two at a time; the results in order, or the first error."""
+        # Else this thread's OpenMP helpers wait for more work, awake, for milliseconds of a lane's time.
+        PAUSE(SOFT)
         return list(self._pool.map(work, pieces))

@@ -1,6 +1,7 @@
 """The training loop: fast, exact, and hard to break."""
 
 import contextlib
+import gc
 import logging
 import math
 import os
@@ -64,6 +65,7 @@ def train(config: TrainConfig) -> Path:
         writer = enter(checkpoint.Writer(folder, keep=config.keep)) if first else None
         trainer = Trainer(config, task, group, record, console, writer, lock)
         stack.callback(trainer.wrapped.unwrap)
+        stack.callback(gc.unfreeze)
         trainer.resume()
         trainer.run(signals)
         trainer.finish()
@@ -105,6 +107,9 @@ class Trainer:
         self.state = State(
             self.model, self.optimizer, self.scaler, self.guard, self.window, first_hashes
         )
+        # Python looks through all its objects for garbage every few steps, while both lanes wait: what
+        # exists by now need not be looked at.
+        gc.freeze()
 
     def splits(self) -> bool:
         """Whether to take the halves of a batch side by side: on a CPU, where nothing is drawn at

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from oelm.kernels import functions
 from tests.kernels import needs_compiler
@@ -26,6 +27,84 @@ def heads(B, H, T, E, seed, scale=1.0):
 
 def exact_attention(q, k, v, *, causal):
     return F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=causal)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def products_of_our_own():
+    """On any processor."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functions, "products_pay", lambda: True)
+        yield
+
+
+# Around what the kernel takes at a time: tiles of 6 × 16, strips of 96 rows and 512 columns, 256 deep.
+any_length = st.one_of(
+    st.integers(1, 40), st.integers(90, 100), st.sampled_from([255, 300, 511, 530])
+)
+
+
+def laid_out(x, by_columns):
+    return x.T.contiguous().T if by_columns else x
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    M=any_length, N=any_length, K=any_length, columns_of_a=st.booleans(), columns_of_b=st.booleans(),
+    start=st.sampled_from([None, "bias", "add"]), gap=st.integers(0, 9), seed=any_seed,
+)  # fmt: skip
+def test_a_product_is_torchs_wherever_its_numbers_lie(
+    M, N, K, columns_of_a, columns_of_b, start, gap, seed
+):
+    a = laid_out(normal(M, K, seed=seed), columns_of_a)
+    b = laid_out(normal(K, N, seed=seed + 1), columns_of_b)
+    bias = normal(N, seed=seed + 2) if start == "bias" else None
+    room = normal(M, N + gap, seed=seed + 3)
+    out, beyond = room[:, :N], room[:, N:].clone()
+    expected = a.double() @ b.double()
+    expected += {None: 0, "bias": bias, "add": out.double()}[start]
+    found = functions.product(a, b, bias, out=out, add=start == "add")
+    assert found.data_ptr() == out.data_ptr()
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=2e-6 * K)
+    assert torch.equal(room[:, N:], beyond)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    shape=st.sampled_from([(7,), (3, 5), (2, 3, 17), (1, 300)]), inputs=any_length, outputs=any_length,
+    bias=st.booleans(), frozen=st.sampled_from([None, 0, 1]), seed=any_seed,
+)  # fmt: skip
+def test_linear_and_its_gradients_are_torchs(shape, inputs, outputs, bias, frozen, seed):
+    given = [normal(*shape, inputs, seed=seed), normal(outputs, inputs, seed=seed + 1)]
+    given += [normal(outputs, seed=seed + 2)] if bias else []
+    for i, x in enumerate(given):
+        x.requires_grad_(i != frozen)
+    wanted = [x for x in given if x.requires_grad]
+    y, expected = functions.linear(*given), F.linear(*(x.double() for x in given))
+    assert "_Linear" in type(y.grad_fn).__name__
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=2e-6 * inputs)
+    grad = normal(*shape, outputs, seed=seed + 3)
+    ours = torch.autograd.grad(y, wanted, grad)
+    theirs = torch.autograd.grad(expected, wanted, grad.double())
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other.float(), rtol=1e-4, atol=1e-3)
+
+
+def test_a_row_of_a_product_depends_neither_on_the_threads_nor_on_the_rows_beside_it():
+    x, w, before = normal(200, 300, seed=0), normal(530, 300, seed=1), torch.get_num_threads()
+    alone = torch.cat([functions.linear(x[i : i + 1], w) for i in range(200)])
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(functions.linear(x, w), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_operations_are_counted():
+    x, w = normal(3, 4, seed=0), normal(5, 4, seed=1)
+    with FlopCounterMode(display=False) as counter:
+        functions.linear(x, w)
+    assert counter.get_total_flops() == 2 * 3 * 4 * 5
 
 
 @settings(deadline=None, max_examples=60)
@@ -130,7 +209,7 @@ def test_a_product_with_few_rows_is_torchs(B, inner, outer, bias, rest, activati
     if norm is not None:
         for i, p in enumerate(norm.parameters()):
             nn.init.normal_(p, generator=torch.Generator().manual_seed(seed + i))
-    y = functions.linear(x, w, b, norm=norm, activation=activation, rest=r)
+    y = functions.few_rows(x, w, b, norm=norm, activation=activation, rest=r)
     expected = F.linear(x if norm is None else norm(x), w, b)
     if activation:
         expected = F.gelu(expected, approximate="tanh" if activation == "gelu_tanh" else "none")
