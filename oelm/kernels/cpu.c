@@ -216,6 +216,30 @@ void linear_backward(const float *dy, const float *x, const float *w, float *dx,
         }
 }
 
+/* y = base + (x aᵀ) bᵀ of rank r, where `base` [N × out] may be absent: then it is x, or the channels of x that
+   `order` names. `few` = x aᵀ [N × r] is kept for backward. */
+void low_rank(const float *x, const float *base, const int64_t *order, const float *a, const float *b, float *few,
+              float *y, long N, long out, long in, long r, int threads) {
+    if (base || !order) memcpy(y, base ? base : x, N * out * sizeof(float));
+    else
+        for (long n = 0; n < N; n++)
+            for (long o = 0; o < out; o++) y[n * out + o] = x[n * in + order[o]];
+    product(x, (long[]){in, 1}, a, (long[]){1, in}, few, r, NULL, 0, N, r, in, threads);
+    product(few, (long[]){r, 1}, b, (long[]){1, r}, y, out, NULL, 1, N, out, r, threads);
+}
+
+void low_rank_backward(const float *dy, const float *x, int based, const int64_t *order, const float *a,
+                       const float *b, const float *few, float *dfew, float *dx, float *da, float *db, long N,
+                       long out, long in, long r, int threads) {
+    product(dy, (long[]){out, 1}, b, (long[]){r, 1}, dfew, r, NULL, 0, N, r, out, threads);
+    product(dy, (long[]){1, out}, few, (long[]){r, 1}, db, r, NULL, 0, out, r, N, threads);
+    product(dfew, (long[]){1, r}, x, (long[]){in, 1}, da, in, NULL, 0, r, in, N, threads);
+    if (!based && !order) memcpy(dx, dy, N * in * sizeof(float));
+    product(dfew, (long[]){r, 1}, a, (long[]){in, 1}, dx, in, NULL, !based && !order, N, in, r, threads);
+    for (long n = 0; order && n < N; n++)
+        for (long o = 0; o < out; o++) dx[n * in + order[o]] += dy[n * out + o];
+}
+
 /* ---- attention ----------------------------------------------------------------------------------- */
 
 /* One head of a tensor [B, H, T, E] whose last stride is 1. */

@@ -91,6 +91,51 @@ class _Linear(torch.autograd.Function):
         return dx, dweight, dbias
 
 
+def low_rank(
+    x: Tensor, a: Tensor, b: Tensor, *, base: Tensor | None = None, order: Tensor | None = None
+) -> Tensor:
+    """base + (x aᵀ) bᵀ; without a base, it is x, or the channels of x that `order` names."""
+    if applies(x, a, b) and products_pay():
+        y: Tensor = _LowRank.apply(x, a, b, base, order)  # type: ignore[no-untyped-call]
+        return y
+    if base is None:
+        base = x if order is None else x.index_select(-1, order)
+    # Written so that the few channels come first, in backward too: a product with few columns takes
+    # torch up to six times as long as its transpose.
+    few = a @ x.flatten(0, -2).T
+    return torch.addmm(base.flatten(0, -2), few.T, b.T.contiguous()).view_as(base)
+
+
+class _LowRank(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, a: Tensor, b: Tensor, base: Tensor | None, order: Tensor | None
+    ) -> Tensor:
+        x, a, b = x.contiguous(), a.contiguous(), b.contiguous()
+        base = None if base is None else base.contiguous()
+        (outputs, rank), inputs = b.shape, x.shape[-1]
+        rows = x.numel() // inputs
+        few, y = x.new_empty(rows, rank), x.new_empty(*x.shape[:-1], outputs)
+        kernels().low_rank(
+            *pointers(x, base, order, a, b, few, y), rows, outputs, inputs, rank, torch.get_num_threads()
+        )  # fmt: skip
+        ctx.save_for_backward(x, a, b, order, few)
+        ctx.based = base is not None
+        return y
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, a, b, order, few = ctx.saved_tensors
+        dy = dy.contiguous()
+        dx, da, db, dfew = (torch.empty_like(t) for t in (x, a, b, few))
+        kernels().low_rank_backward(
+            *pointers(dy, x), ctx.based, *pointers(order, a, b, few, dfew, dx, da, db), len(few), len(b),
+            x.shape[-1], len(a), torch.get_num_threads(),
+        )  # fmt: skip
+        return dx, da, db, dy if ctx.based else None, None
+
+
 def attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, causal: bool, dropout: float
 ) -> Tensor:

@@ -39,6 +39,8 @@ _SIGNATURES = {
     "product": [_pointer] * 5 + [_long, _pointer, _int] + [_long] * 3 + [_int],
     "linear": [_pointer] * 4 + [_long] * 3 + [_int],
     "linear_backward": [_pointer] * 6 + [_long] * 3 + [_int],
+    "low_rank": [_pointer] * 7 + [_long] * 4 + [_int],
+    "low_rank_backward": [_pointer] * 2 + [_int] + [_pointer] * 8 + [_long] * 4 + [_int],
     "few_rows": [_pointer, _int, _pointer, _pointer, _float, _pointer, _pointer, _int, _pointer, _pointer,
                _long, _long, _long, _int],
     "attend": [_pointer] * 8 + [_long] * 5 + [_float, _int],

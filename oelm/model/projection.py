@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from oelm.kernels.functions import linear
+from oelm.kernels.functions import linear, low_rank
 from oelm.methods import PARAMETER_FREE, Treatment
 from oelm.projections import channel_order, make, matched, stream
 
@@ -51,6 +51,12 @@ class Projection(nn.Module):
         shuffled = treatment.init == "identity_shuffle"
         order = torch.empty(out_features, dtype=torch.long) if shuffled else None
         self.register_buffer("order", order)
+        # Whether an identity reads every channel as it is, in its order or shuffled.
+        self._in_order = (
+            treatment.init in ("identity", "identity_shuffle")
+            and treatment.scale == 1
+            and in_features == out_features
+        )
 
         has_bias = bias or treatment.bias
         # A bias of the model's own goes with its matrix; one that the method adds always trains.
@@ -121,8 +127,10 @@ class Projection(nn.Module):
         plain = self.gain is None and self.low_rank_in is None and self.frozen_weight is None
         if self.input_gain is not None:
             x = x * self.input_gain
+        y = None  # which, for a low-rank update, is x in its order
         if self.weight is None:
-            y = self._read(x)
+            in_one = self.low_rank_in is not None and self._in_order
+            y = None if in_one else self._read(x)
         elif plain:
             return linear(x, self.weight, self.bias)
         elif self.frozen_weight is not None:
@@ -130,11 +138,9 @@ class Projection(nn.Module):
         else:
             y = linear(x, self.weight)
         if self.low_rank_in is not None and self.low_rank_out is not None:
-            # Written so that the few channels come first, in backward too: a product with few
-            # columns takes a CPU up to six times as long as its transpose.
-            few = self.low_rank_in @ x.flatten(0, -2).T
-            back = self.low_rank_out.T.contiguous()
-            y = torch.addmm(y.flatten(0, -2), few.T, back).view_as(y)
+            order = self.order if y is None else None
+            y = low_rank(x, self.low_rank_in, self.low_rank_out, base=y, order=order)
+        assert y is not None
         if self.gain is not None:
             y = y * self.gain
         return y if self.bias is None else y + self.bias

@@ -89,6 +89,31 @@ def test_linear_and_its_gradients_are_torchs(shape, inputs, outputs, bias, froze
         torch.testing.assert_close(mine, other.float(), rtol=1e-4, atol=1e-3)
 
 
+@settings(deadline=None, max_examples=40)
+@given(
+    shape=st.sampled_from([(7,), (3, 5), (1, 130)]), width=st.integers(1, 60), rank=st.integers(1, 20),
+    kind=st.sampled_from(["x", "order", "base"]), seed=any_seed,
+)  # fmt: skip
+def test_a_low_rank_update_and_its_gradients_are_torchs(shape, width, rank, kind, seed):
+    outputs = width + 3 if kind == "base" else width
+    x, a = normal(*shape, width, seed=seed), normal(rank, width, seed=seed + 1)
+    b, base = normal(outputs, rank, seed=seed + 2), normal(*shape, outputs, seed=seed + 3)
+    order = torch.randperm(width, generator=torch.Generator().manual_seed(seed))
+    wanted = [t.requires_grad_() for t in ([x, a, b, base] if kind == "base" else [x, a, b])]
+    y = functions.low_rank(
+        x, a, b, base=base if kind == "base" else None, order=order if kind == "order" else None
+    )
+    assert "_LowRank" in type(y.grad_fn).__name__
+    start = {"x": x, "order": x[..., order], "base": base}[kind].double()
+    expected = start + x.double() @ a.T.double() @ b.T.double()
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-4)
+    grad = normal(*shape, outputs, seed=seed + 4)
+    ours = torch.autograd.grad(y, wanted, grad)
+    theirs = torch.autograd.grad(expected, wanted, grad.double())
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other.float(), rtol=1e-4, atol=1e-3)
+
+
 def test_a_row_of_a_product_depends_neither_on_the_threads_nor_on_the_rows_beside_it():
     x, w, before = normal(200, 300, seed=0), normal(530, 300, seed=1), torch.get_num_threads()
     alone = torch.cat([functions.linear(x[i : i + 1], w) for i in range(200)])
