@@ -23,6 +23,7 @@ import torch
 
 from benchmarks import peers
 from oelm.bench import Ratio, random_batch, trainer
+from oelm.kernels import library as kernels
 from oelm.methods import METHODS
 from oelm.model.config import ModelConfig
 from oelm.roofline import step_flops
@@ -152,6 +153,7 @@ def summary(workload, turns, losses):
         "versions": {p: version(p) for p in ("torch", "transformers", "x-transformers")},
         "python": platform.python_version(),
         "cores": os.cpu_count(),
+        "kernels": kernels.in_use(),
         "rows": rows,
     }
 

@@ -247,14 +247,19 @@ INLINE float *head(const float *x, const long *stride, long b, long h) {
     return (float *)x + b * stride[0] + h * stride[1];
 }
 
+/* n numbers, a multiple of 8; for so few, memcpy takes its time. */
+INLINE void copy(const float *restrict x, float *restrict y, long n) {
+    for (long i = 0; i < n; i += LANES) *(vec *)(y + i) = *(vec *)(x + i);
+}
+
 /* Rows of E numbers next to each other, and zeros up to `all` rows. */
 static void gather(const float *x, long stride, float *rows, long n, long all, long E) {
-    for (long t = 0; t < n; t++) memcpy(rows + t * E, x + t * stride, E * sizeof(float));
+    for (long t = 0; t < n; t++) copy(x + t * stride, rows + t * E, E);
     memset(rows + n * E, 0, (all - n) * E * sizeof(float));
 }
 
 static void scatter(const float *rows, float *x, long stride, long n, long E) {
-    for (long t = 0; t < n; t++) memcpy(x + t * stride, rows + t * E, E * sizeof(float));
+    for (long t = 0; t < n; t++) copy(rows + t * E, x + t * stride, E);
 }
 
 /* The same as columns [E × all]; E and all are multiples of 8. */
