@@ -155,9 +155,9 @@ def explain(
 ) -> dict[str, Any]:
     """A step part by part: the time that its arithmetic needs at the peak, and the time it takes.
 
-    Each part is measured alone, in all layers, forward and backward, on inputs of the real shape and in
-    as many lanes as the step has; "the rest" is what the whole step takes beyond them: norms,
-    activations, residuals, clipping, the optimizer, and Python.
+    Each part is measured alone, in all layers, forward and backward, on inputs of the real shape and, but
+    for the head, in as many lanes as the step has; "the rest" is what the whole step takes beyond them:
+    norms, activations, residuals, clipping, the optimizer, and Python.
     """
     own = trainer(method, shape, batch_size, device)
     where, precision, lanes = own.device, own.precision, own.lanes
@@ -165,17 +165,15 @@ def explain(
     assert isinstance(model, GPT)
     works: dict[str, Callable[[], Any]]
     works = {"step": functools.partial(own.step, random_batch(shape, batch_size, where))}
-    for name, work in _parts(model, batch_size // 2 if lanes else batch_size, where).items():
+    for name, work in _parts(model, batch_size, 2 if lanes else 1, where).items():
 
-        def in_lanes(_: int, work: Callable[[], None] = work) -> None:
+        def run(_: int = 0, work: Callable[[], None] = work) -> None:
             with precision.autocast(where):
                 work()
 
-        works[name] = (
-            functools.partial(lanes.map, in_lanes, (0, 1))
-            if lanes
-            else functools.partial(in_lanes, 0)
-        )
+        works[name] = run
+        if lanes and name != "head":
+            works[name] = functools.partial(lanes.map, run, (0, 1))
     seconds: dict[str, list[float]] = {name: [] for name in works}
     peaks = []
     for i in range(WARMUP + rounds):
@@ -202,13 +200,17 @@ def explain(
             "rows": rows}  # fmt: skip
 
 
-def _parts(model: GPT, batch_size: int, device: torch.device) -> dict[str, Callable[[], None]]:
-    """Forward and backward of each part in all blocks, and of the head."""
+def _parts(
+    model: GPT, batch_size: int, lanes: int, device: torch.device
+) -> dict[str, Callable[[], None]]:
+    """Forward and backward of each part in all blocks for a lane's share of a batch; the head's for all."""
     c, blocks = model.config, [block for block in model.blocks if isinstance(block, Block)]
-    stream = torch.randn(batch_size, c.seq_len, c.d_model, device=device, requires_grad=True)
-    wide = torch.randn(batch_size, c.seq_len, c.d_ff, device=device, requires_grad=True)
+    whole = torch.randn(batch_size, c.seq_len, c.d_model, device=device, requires_grad=True)
     targets = torch.zeros(batch_size * c.seq_len, dtype=torch.long, device=device)
-    q, k, v = (stream.view(batch_size, c.seq_len, c.n_heads, -1).transpose(1, 2) for _ in range(3))
+    share = (batch_size // lanes, c.seq_len)
+    stream = torch.randn(*share, c.d_model, device=device, requires_grad=True)
+    wide = torch.randn(*share, c.d_ff, device=device, requires_grad=True)
+    q, k, v = (stream.view(*share, c.n_heads, -1).transpose(1, 2) for _ in range(3))
 
     def project(modules: Sequence[nn.Module | None], x: Tensor) -> None:
         for module in modules:
@@ -223,8 +225,8 @@ def _parts(model: GPT, batch_size: int, device: torch.device) -> dict[str, Calla
             torch.autograd.grad(y, (q, k, v), torch.ones_like(y))
 
     def head() -> None:
-        loss = linear_cross_entropy(stream.flatten(0, 1), model.head_weight, targets)
-        torch.autograd.grad(loss, [stream, model.head_weight])
+        loss = linear_cross_entropy(whole.flatten(0, 1), model.head_weight, targets)
+        torch.autograd.grad(loss, [whole, model.head_weight])
 
     of_heads = {name: [getattr(block.attention, name) for block in blocks] for name in "qkvo"}
     ups = [m for block in blocks for m in (block.mlp.up, block.mlp.gate)]

@@ -75,25 +75,33 @@ INLINE void tile(const float *restrict a, long a_row, long a_k, const float *res
     ROWS(STORE)
 }
 
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (order){__VA_ARGS__})
+#endif
+
 /* y[k][i] = x[i][k], 8 × 8. The stores go up: one may run over into the next. */
 INLINE void transpose(const float *x, long x_row, float *y, long y_row) {
-    const order low = {0, 8, 1, 9, 4, 12, 5, 13}, high = {2, 10, 3, 11, 6, 14, 7, 15};
-    const order low_pairs = {0, 1, 8, 9, 4, 5, 12, 13}, high_pairs = {2, 3, 10, 11, 6, 7, 14, 15};
-    const order low_half = {0, 1, 2, 3, 8, 9, 10, 11}, high_half = {4, 5, 6, 7, 12, 13, 14, 15};
     vec u[LANES], v[LANES];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < LANES; i += 2) {
         vec even = *(vec *)(x + i * x_row), odd = *(vec *)(x + (i + 1) * x_row);
-        u[i] = __builtin_shuffle(even, odd, low), u[i + 1] = __builtin_shuffle(even, odd, high);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < LANES; i++) {
-        vec first = u[i / 4 * 4 + i % 4 / 2], second = u[i / 4 * 4 + i % 4 / 2 + 2];
-        v[i] = __builtin_shuffle(first, second, i % 2 ? high_pairs : low_pairs);
+        u[i] = SHUFFLE(even, odd, 0, 8, 1, 9, 4, 12, 5, 13);
+        u[i + 1] = SHUFFLE(even, odd, 2, 10, 3, 11, 6, 14, 7, 15);
     }
 #pragma GCC unroll 8
-    for (int i = 0; i < LANES; i++)
-        *(vec *)(y + i * y_row) = __builtin_shuffle(v[i % 4], v[i % 4 + 4], i < 4 ? low_half : high_half);
+    for (int i = 0; i < LANES; i += 4)
+#pragma GCC unroll 8
+        for (int j = i; j < i + 2; j++) {
+            v[i + 2 * (j - i)] = SHUFFLE(u[j], u[j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            v[i + 2 * (j - i) + 1] = SHUFFLE(u[j], u[j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+#pragma GCC unroll 8
+    for (int i = 0; i < LANES / 2; i++) *(vec *)(y + i * y_row) = SHUFFLE(v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+#pragma GCC unroll 8
+    for (int i = 0; i < LANES / 2; i++)
+        *(vec *)(y + (i + 4) * y_row) = SHUFFLE(v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
 /* ---- products ------------------------------------------------------------------------------------ */
@@ -228,6 +236,7 @@ void low_rank(const float *x, const float *base, const int64_t *order, const flo
     product(few, (long[]){r, 1}, b, (long[]){1, r}, y, out, NULL, 1, N, out, r, threads);
 }
 
+/* The gradients from that of y; `based` says whether there was a base, whose gradient is that of y. */
 void low_rank_backward(const float *dy, const float *x, int based, const int64_t *order, const float *a,
                        const float *b, const float *few, float *dfew, float *dx, float *da, float *db, long N,
                        long out, long in, long r, int threads) {

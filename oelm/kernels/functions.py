@@ -28,6 +28,11 @@ def applies(*tensors: Tensor) -> bool:
     )
 
 
+def ours_multiply(*tensors: Tensor) -> bool:
+    """Whether a product of these is ours to compute."""
+    return products_pay() and applies(*tensors) and all(x.numel() for x in tensors)
+
+
 def product(
     a: Tensor,
     b: Tensor,
@@ -37,7 +42,7 @@ def product(
     add: bool = False,
 ) -> Tensor:
     """a b + bias of matrices, written to `out`, or added to what is there; no gradient."""
-    if applies(a, b) and products_pay():
+    if ours_multiply(a, b):
         a, b = (x if 1 in x.stride() else x.contiguous() for x in (a, b))
         if out is None:
             out = a.new_empty(len(a), b.shape[1])
@@ -54,7 +59,7 @@ def product(
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`."""
-    if applies(x, weight) and products_pay():
+    if ours_multiply(x, weight):
         y: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
         return y
     return F.linear(x, weight, bias)
@@ -95,7 +100,7 @@ def low_rank(
     x: Tensor, a: Tensor, b: Tensor, *, base: Tensor | None = None, order: Tensor | None = None
 ) -> Tensor:
     """base + (x aᵀ) bᵀ; without a base, it is x, or the channels of x that `order` names."""
-    if applies(x, a, b) and products_pay():
+    if ours_multiply(x, a, b):
         y: Tensor = _LowRank.apply(x, a, b, base, order)  # type: ignore[no-untyped-call]
         return y
     if base is None:

@@ -122,6 +122,8 @@ class Transformer(nn.Module):
         method.check(config.n_layers, config.n_heads)
         self.config, self.method = config, method
         self.activation_checkpointing = False
+        # How to take the blocks by halves of a batch side by side, where a trainer wants that.
+        self.lanes: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None
         self.token_embedding = _embedding(config.vocab_size, config.d_model)
         learned = config.positions == "learned"
         self.position_embedding = _embedding(config.seq_len, config.d_model) if learned else None
@@ -192,14 +194,19 @@ class Transformer(nn.Module):
         rotation = None
         if self.turns:
             rotation = self.cos[start : start + T], self.sin[start : start + T]
-        for i, block in enumerate(self.blocks):
-            at = at_B if i == len(self.blocks) - 1 else None
-            if self.activation_checkpointing and self.training:
-                x = checkpoint(block, x, rotation, mask, None, 0, at, use_reentrant=False)
-            else:
-                x = block(x, rotation, mask, cache[i] if cache else None, start, at)
-        h: Tensor = self.final_norm(x)
-        return h
+
+        def trunk(x: Tensor) -> Tensor:
+            for i, block in enumerate(self.blocks):
+                at = at_B if i == len(self.blocks) - 1 else None
+                if self.activation_checkpointing and self.training:
+                    x = checkpoint(block, x, rotation, mask, None, 0, at, use_reentrant=False)
+                else:
+                    x = block(x, rotation, mask, cache[i] if cache else None, start, at)
+            h: Tensor = self.final_norm(x)
+            return h
+
+        alone = mask is None and cache is None and at_B is None  # else these had to be halved too
+        return self.lanes(trunk, x) if self.lanes and alone else trunk(x)
 
 
 def _embedding(rows: int, width: int) -> nn.Embedding:

@@ -72,7 +72,7 @@ def estimate(
         trainable=trainable,
         frozen=counts["frozen"],  # buffers are on every GPU
         sequences=sequences,
-        logits=min(rows * shape.vocab_size, 2 * CHUNK_ELEMENTS),  # two lanes at most
+        logits=min(rows * shape.vocab_size, CHUNK_ELEMENTS),
         activation_checkpointing=config.activation_checkpointing,
         # On a CPU, attention with dropout or a trained bias is computed in the plain way.
         weights_kept=shape.positions == "relative" or (cpu and shape.dropout > 0),

@@ -18,7 +18,7 @@ from torch import Tensor
 from oelm.errors import UserError
 from oelm.freezing import Gates, Plan, audit, hashes
 from oelm.kernels import library as kernels
-from oelm.model.loss import IGNORED
+from oelm.model.transformer import Transformer
 from oelm.train import checkpoint, fitting, parallel, precision, timing
 from oelm.train.classification import ClassificationTask
 from oelm.train.closing import write_summaries
@@ -103,6 +103,8 @@ class Trainer:
         self.guard = Guard(self.optimizer, config.skip_bad_steps, self.device, scaled=scaled)
         self.pieces = fitting.pieces(config, self.model, group.world, self.device)
         self.lanes = Lanes() if self.splits() else None
+        if self.lanes and isinstance(self.model, Transformer):
+            self.model.lanes = self.lanes
         self.window = torch.zeros(2, device=self.device)
         self.state = State(
             self.model, self.optimizer, self.scaler, self.guard, self.window, first_hashes
@@ -195,12 +197,9 @@ class Trainer:
             zlib.crc32(f"{config.seeds['data_seed']} {step} {self.group.rank}".encode())
         )
 
-        n = 2 if self.lanes else self.pieces
+        n = self.pieces
         pieces = list(zip(*(t.chunk(n) for t in batch), strict=True))
-        if self.lanes:
-            losses = self.lanes.map(lambda piece: self.backward(piece, 1 / n), pieces)
-        else:
-            losses = [self.backward(p, 1 / n, last=p is pieces[-1]) for p in pieces]
+        losses = [self.backward(p, 1 / n, last=p is pieces[-1]) for p in pieces]
         total = torch.stack(losses).sum()
         if ddp:
             self.gates.drop_closed(step)
@@ -217,7 +216,7 @@ class Trainer:
         self.state.progress.tokens += batch[0].numel() * self.group.world
         return rate, norm
 
-    def backward(self, piece: Batch, share: float, *, last: bool = True) -> Tensor:
+    def backward(self, piece: Batch, share: float, *, last: bool) -> Tensor:
         """Add the gradient of a piece's share of the loss to the others'; returns that share."""
         with self.wrapped.synchronised(last):
             with self.precision.autocast(self.device):
@@ -261,18 +260,9 @@ class Trainer:
         return result
 
     def _forward(self, *batch: Tensor) -> Tensor:
-        def forward(piece: Batch) -> Tensor:
-            with torch.no_grad(), self.precision.autocast(self.device):
-                result: Tensor = self.wrapped.compiled(*piece)
-            return result
-
-        if not self.lanes:
-            return forward(batch)
-        pieces = list(zip(*(t.chunk(2) for t in batch), strict=True))
-        each = torch.stack(self.lanes.map(forward, pieces))
-        # A mean over all targets: the halves of a last, partial batch do not have as many.
-        weight = torch.stack([(targets != IGNORED).sum() for _, targets in pieces])
-        return (each * weight).sum() / weight.sum()
+        with torch.no_grad(), self.precision.autocast(self.device):
+            result: Tensor = self.wrapped.compiled(*batch)
+        return result
 
     def evaluate_and_keep_best(self) -> None:
         """Evaluate on the fixed stretch; the best weights so far become `best.pt`."""

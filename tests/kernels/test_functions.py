@@ -125,6 +125,13 @@ def test_a_row_of_a_product_depends_neither_on_the_threads_nor_on_the_rows_besid
         torch.set_num_threads(before)
 
 
+def test_products_of_nothing_are_zero():
+    x, w = torch.empty(0, 4, requires_grad=True), normal(5, 4, seed=0).requires_grad_()
+    y = functions.linear(x, w)
+    assert y.shape == (0, 5)
+    assert torch.autograd.grad(y.sum(), w)[0].tolist() == [[0.0] * 4] * 5
+
+
 def test_operations_are_counted():
     x, w = normal(3, 4, seed=0), normal(5, 4, seed=1)
     with FlopCounterMode(display=False) as counter:

@@ -1,6 +1,9 @@
 """Two halves of a batch side by side: the same gradient, whichever half is first."""
 
+import math
+import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +35,15 @@ def test_each_lane_has_half_of_the_threads_and_the_caller_keeps_its_own(two_thre
 def test_an_error_in_a_lane_reaches_the_caller(two_threads):
     with pytest.raises(ZeroDivisionError):
         Lanes().map(lambda n: 1 // n, [1, 0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux to count threads")
+def test_the_callers_helpers_do_not_wait_beside_the_lanes(two_threads):
+    lanes, many = Lanes(), torch.ones(2**20)
+    many.exp()
+    before = len(os.listdir("/proc/self/task"))
+    assert lanes.map(lambda n: len(os.listdir("/proc/self/task")), [0]) == [before - 1]
+    assert many.exp().sum() == pytest.approx(2**20 * math.e)  # with a new helper
 
 
 def test_a_run_in_two_lanes_repeats_and_resumes_bit_for_bit_and_matches_one(

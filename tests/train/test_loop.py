@@ -1,3 +1,4 @@
+import gc
 import json
 import math
 import os
@@ -88,6 +89,12 @@ def test_a_run_folder_explains_itself(tiny, tiny_dataset):
 
 def splits(dataset):
     return json.loads((dataset / "meta.json").read_text())["splits"]
+
+
+def test_training_leaves_the_garbage_collector_as_it_was(tiny):
+    frozen = gc.get_freeze_count()
+    train(tiny())
+    assert gc.get_freeze_count() == frozen
 
 
 def test_best_pt_holds_the_weights_of_the_best_evaluation_only(tiny):
