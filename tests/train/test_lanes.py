@@ -32,6 +32,36 @@ def test_each_lane_has_half_of_the_threads_and_the_caller_keeps_its_own(two_thre
     assert torch.get_num_threads() == 2
 
 
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_halves_side_by_side_are_the_whole_with_its_gradients(two_threads, rows):
+    layer = torch.nn.Linear(3, 4)
+    x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    whole, halves = layer(x), Lanes()(layer, x)
+    torch.testing.assert_close(halves, whole)
+    wanted = (x, layer.weight, layer.bias)
+    expected = torch.autograd.grad(whole.square().sum(), wanted)
+    halves.square().sum().backward()
+    for tensor, grad in zip(wanted, expected, strict=True):
+        torch.testing.assert_close(tensor.grad, grad)
+
+
+def test_lanes_know_what_holds_where_they_were_called(two_threads):
+    found = []
+
+    def work(half):
+        found.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        return half
+
+    x = torch.ones(2, 3, requires_grad=True)
+    lanes = Lanes()
+    lanes(work, x)
+    with torch.no_grad():
+        assert not lanes(work, x).requires_grad
+    with torch.autocast("cpu", torch.bfloat16):
+        lanes(work, x)
+    assert found == [(True, False)] * 2 + [(False, False)] * 2 + [(True, True)] * 2
+
+
 def test_an_error_in_a_lane_reaches_the_caller(two_threads):
     with pytest.raises(ZeroDivisionError):
         Lanes().map(lambda n: 1 // n, [1, 0])
