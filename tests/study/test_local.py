@@ -120,6 +120,7 @@ def test_stop_by_command_with_and_without_a_runner(make_study: Make) -> None:
     wait_until(lambda: len(trainers()) == 2 and steps() > 10)
     oelm("stop", "tiny/frozen/seed-0")
     assert state(Path("runs/tiny/frozen/seed-0"))["state"] == "stopped"
+    wait_until(lambda: len(trainers()) == 1)  # it says so before it has quite ended
     time.sleep(1)
     assert len(trainers()) == 1  # the runner does not start it again
     runner.kill()
