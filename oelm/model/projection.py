@@ -127,10 +127,9 @@ class Projection(nn.Module):
         plain = self.gain is None and self.low_rank_in is None and self.frozen_weight is None
         if self.input_gain is not None:
             x = x * self.input_gain
-        y = None  # which, for a low-rank update, is x in its order
         if self.weight is None:
-            in_one = self.low_rank_in is not None and self._in_order
-            y = None if in_one else self._read(x)
+            # A low-rank update reads x in its order by itself.
+            y = None if self.low_rank_in is not None and self._in_order else self._read(x)
         elif plain:
             return linear(x, self.weight, self.bias)
         elif self.frozen_weight is not None:
