@@ -4,16 +4,17 @@
    Every result is computed by one thread from start to end, so its bits do not depend on how many there
    are. NaN and infinity pass through: the build must not use -ffinite-math-only. */
 
+#include "cpu.h"
+
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    LANES = 8, /* numbers in a vector */
     TILE_ROWS = 6, TILE_COLUMNS = 16, /* as many sums as fit into 16 vector registers */
     BLOCK = 48, /* rows of queries at a time: a multiple of both */
     PIECE = 4096, /* numbers that a thread takes at a time */
+    SUMS = 64, /* columns that are summed at a time */
     /* What a product copies at a time: of b half a megabyte, to stay in L2, of a 96 KiB beside it. */
     DEPTH = 256, STRIP_ROWS = 96, STRIP_COLUMNS = 512,
     PANEL = DEPTH * TILE_ROWS + LANES, /* the rows of a tile, and room for a last store to run over */
@@ -21,10 +22,7 @@ enum {
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t order __attribute__((vector_size(4 * LANES)));
 
-#define INLINE static inline __attribute__((always_inline))
-
 static long at_least(long n, long unit) { return (n + unit - 1) / unit * unit; }
-static long least(long a, long b) { return a < b ? a : b; }
 
 /* 2^k · exp(f) with |f| ≤ ln 2 / 2, to about 1e-7 of the value; beyond ±87 it stays at exp(±87). */
 INLINE float exponential(float x) {
@@ -208,45 +206,53 @@ void linear(const float *x, const float *w, const float *bias, float *y, long N,
     product(x, (long[]){in, 1}, w, (long[]){1, in}, y, out, bias, 0, N, out, in, threads);
 }
 
-/* The gradients that are wanted, from that of y. */
-void linear_backward(const float *dy, const float *x, const float *w, float *dx, float *dw, float *dbias, long N,
-                     long out, long in, int threads) {
-    if (dx) product(dy, (long[]){out, 1}, w, (long[]){in, 1}, dx, in, NULL, 0, N, in, out, threads);
-    if (dw) product(dy, (long[]){1, out}, x, (long[]){in, 1}, dw, in, NULL, 0, out, in, N, threads);
-    if (dbias) memset(dbias, 0, out * sizeof(float));
-    for (long first = 0; dbias && first < N; first += BLOCK) /* sums of sums lose less */
-        for (long o = 0; o < out; o += LANES) {
-            float sum[LANES] = {0};
-            long width = least(LANES, out - o), end = least(N, first + BLOCK);
-            for (long n = first; n < end; n++)
-                for (long i = 0; i < width; i++) sum[i] += dy[n * out + o + i];
-            for (long i = 0; i < width; i++) dbias[o + i] += sum[i];
+/* The sums of the columns of d [rows × n]; of d · x̂ if there is an x, brought to x̂ by its `moments`. */
+void column_sums(const float *d, const float *x, const float *moments, float *sums, long rows, long n, int threads) {
+#pragma omp parallel for num_threads(threads)
+    for (long first = 0; first < n; first += SUMS) {
+        long width = least(SUMS, n - first);
+        float total[SUMS] = {0};
+        for (long from = 0; from < rows; from += BLOCK) { /* sums of sums lose less */
+            float some[SUMS] = {0};
+            for (long r = from; r < least(rows, from + BLOCK); r++) {
+                const float *dr = d + r * n + first, *xr = x + r * n + first;
+                float mean = x ? moments[2 * r] : 0, shrink = x ? moments[2 * r + 1] : 0;
+                if (x)
+                    for (long i = 0; i < width; i++) some[i] += dr[i] * (xr[i] - mean) * shrink;
+                else
+                    for (long i = 0; i < width; i++) some[i] += dr[i];
+            }
+            for (long i = 0; i < width; i++) total[i] += some[i];
         }
+        memcpy(sums + first, total, width * sizeof(float));
+    }
 }
 
-/* y = base + (x aᵀ) bᵀ of rank r, where `base` [N × out] may be absent: then it is x, or the channels of x that
-   `order` names. `few` = x aᵀ [N × r] is kept for backward. */
-void low_rank(const float *x, const float *base, const int64_t *order, const float *a, const float *b, float *few,
-              float *y, long N, long out, long in, long r, int threads) {
-    if (base || !order) memcpy(y, base ? base : x, N * out * sizeof(float));
-    else
-        for (long n = 0; n < N; n++)
-            for (long o = 0; o < out; o++) y[n * out + o] = x[n * in + order[o]];
+/* The gradients that are wanted, from that of y; dx is added to what is there if `add`. */
+void linear_backward(const float *dy, const float *x, const float *w, float *dx, int add, float *dw, float *dbias,
+                     long N, long out, long in, int threads) {
+    if (dx) product(dy, (long[]){out, 1}, w, (long[]){in, 1}, dx, in, NULL, add, N, in, out, threads);
+    if (dw) product(dy, (long[]){1, out}, x, (long[]){in, 1}, dw, in, NULL, 0, out, in, N, threads);
+    if (dbias) column_sums(dy, NULL, NULL, dbias, N, out, threads);
+}
+
+/* y = base + (x aᵀ) bᵀ of rank r; y may be the base. `few` = x aᵀ [N × r] is kept for backward. */
+void low_rank(const float *x, const float *base, const float *a, const float *b, float *few, float *y, long N,
+              long out, long in, long r, int threads) {
+    if (base != y) memcpy(y, base, N * out * sizeof(float));
     product(x, (long[]){in, 1}, a, (long[]){1, in}, few, r, NULL, 0, N, r, in, threads);
     product(few, (long[]){r, 1}, b, (long[]){1, r}, y, out, NULL, 1, N, out, r, threads);
 }
 
-/* The gradients from that of y; `based` says whether there was a base, whose gradient is that of y. */
-void low_rank_backward(const float *dy, const float *x, int based, const int64_t *order, const float *a,
-                       const float *b, const float *few, float *dfew, float *dx, float *da, float *db, long N,
-                       long out, long in, long r, int threads) {
+/* The gradients from that of y, but the base's, which is the same; dx is added to what is there if `add`. */
+void low_rank_backward(const float *dy, const float *x, const float *a, const float *b, const float *few, float *dx,
+                       int add, float *da, float *db, long N, long out, long in, long r, int threads) {
+    float *dfew = malloc(N * r * sizeof(float));
     product(dy, (long[]){out, 1}, b, (long[]){r, 1}, dfew, r, NULL, 0, N, r, out, threads);
     product(dy, (long[]){1, out}, few, (long[]){r, 1}, db, r, NULL, 0, out, r, N, threads);
     product(dfew, (long[]){1, r}, x, (long[]){in, 1}, da, in, NULL, 0, r, in, N, threads);
-    if (!based && !order) memcpy(dx, dy, N * in * sizeof(float));
-    product(dfew, (long[]){r, 1}, a, (long[]){in, 1}, dx, in, NULL, !based && !order, N, in, r, threads);
-    for (long n = 0; order && n < N; n++)
-        for (long o = 0; o < out; o++) dx[n * in + order[o]] += dy[n * out + o];
+    product(dfew, (long[]){r, 1}, a, (long[]){in, 1}, dx, in, NULL, add, N, in, r, threads);
+    free(dfew);
 }
 
 /* ---- attention ----------------------------------------------------------------------------------- */
@@ -280,10 +286,10 @@ static void columns(const float *x, long stride, float *y, long n, long all, lon
         for (long e = 0; e < E; e++) y[e * all + t] = t < n ? x[t * stride + e] : 0;
 }
 
-/* y = softmax(scale · q kᵀ) v, and `lse`, the logarithm of each row's sum, from which backward makes the
+/* y = softmax(scale · q kᵀ) v, where head h reads the keys of head h + ahead, and `lse`, the logarithm of each row's sum, from which backward makes the
    weights anew. Of a causal row only what it sees is computed, in steps of a tile. */
 void attention(const float *q, const float *k, const float *v, float *y, float *lse, long B, long H, long T,
-               long E, const long (*stride)[3], float scale, int causal, int threads) {
+               long E, const long (*stride)[3], long ahead, float scale, int causal, int threads) {
     long all = at_least(T, BLOCK);
 #pragma omp parallel num_threads(threads)
     {
@@ -293,7 +299,7 @@ void attention(const float *q, const float *k, const float *v, float *y, float *
 #pragma omp for
         for (long bh = 0; bh < B * H; bh++) {
             const float *qh = head(q, stride[0], bh / H, bh % H);
-            columns(head(k, stride[1], bh / H, bh % H), stride[1][2], k_columns, T, all, E);
+            columns(head(k, stride[1], bh / H, (bh + ahead) % H), stride[1][2], k_columns, T, all, E);
             gather(head(v, stride[2], bh / H, bh % H), stride[2][2], v_rows, T, all, E);
             for (long first = 0; first < T; first += BLOCK) {
                 long rows = least(BLOCK, T - first);
@@ -328,7 +334,7 @@ void attention(const float *q, const float *k, const float *v, float *y, float *
 /* The gradients dq, dk, dv from that of y, with the weights made anew. */
 void attention_backward(const float *q, const float *k, const float *v, const float *y, const float *lse,
                         const float *dy, float *dq, float *dk, float *dv, long B, long H, long T, long E,
-                        const long (*stride)[3], float scale, int causal, int threads) {
+                        const long (*stride)[3], long ahead, float scale, int causal, int threads) {
     long all = at_least(T, BLOCK);
 #pragma omp parallel num_threads(threads)
     {
@@ -339,10 +345,10 @@ void attention_backward(const float *q, const float *k, const float *v, const fl
         float *q_rows = dlogits + BLOCK * all, *dy_rows = q_rows + BLOCK * E, *dq_rows = dy_rows + BLOCK * E;
 #pragma omp for
         for (long bh = 0; bh < B * H; bh++) {
-            long b = bh / H, h = bh % H;
-            columns(head(k, stride[1], b, h), stride[1][2], k_columns, T, all, E);
+            long b = bh / H, h = bh % H, of_keys = (h + ahead) % H;
+            columns(head(k, stride[1], b, of_keys), stride[1][2], k_columns, T, all, E);
             columns(head(v, stride[2], b, h), stride[2][2], v_columns, T, all, E);
-            gather(head(k, stride[1], b, h), stride[1][2], k_rows, T, all, E);
+            gather(head(k, stride[1], b, of_keys), stride[1][2], k_rows, T, all, E);
             memset(dk_rows, 0, 2 * all * E * sizeof(float));
             for (long first = 0; first < T; first += BLOCK) {
                 long rows = least(BLOCK, T - first), seen_by_all = causal ? first + rows : T;
@@ -382,36 +388,109 @@ void attention_backward(const float *q, const float *k, const float *v, const fl
                 }
                 scatter(dq_rows, head(dq, stride[5], b, h) + first * stride[5][2], stride[5][2], rows, E);
             }
-            scatter(dk_rows, head(dk, stride[6], b, h), stride[6][2], T, E);
+            scatter(dk_rows, head(dk, stride[6], b, of_keys), stride[6][2], T, E);
             scatter(dv_rows, head(dv, stride[7], b, h), stride[7][2], T, E);
         }
         free(work);
     }
 }
 
-/* ---- GELU by tanh: x p with p = (1 + tanh u) / 2 = 1 / (1 + exp(-2u)) ----------------------------- */
+/* ---- GELU: x p, where p is the normal distribution's mass below x, or nearly so by tanh -------------- */
 
-INLINE float passed(float x) { return 1 / (1 + exponential(-1.59576912f * x * (1 + 0.044715f * x * x))); }
+/* (1 + tanh u) / 2 = 1 / (1 + exp(-2u)) */
+INLINE float mass_by_tanh(float x) { return 1 / (1 + exponential(-1.59576912f * x * (1 + 0.044715f * x * x))); }
 
-static void gelu_piece(const float *restrict x, float *restrict y, long n) {
-    for (long i = 0; i < n; i++) y[i] = x[i] * passed(x[i]);
+/* By a polynomial of t = 1 / (1 + |x| / √8) times exp(-x²/2), fitted to 4e-8 of the mass beyond |x|; `bell` is that
+   exponential. */
+INLINE float mass(float x, float *bell) {
+    float t = 1 / (1 + 0.353553391f * fabsf(x));
+    float p = -0.0588004886f;
+    p = p * t + 0.283258723f;
+    p = p * t - 0.484459386f;
+    p = p * t + 0.274911991f;
+    p = p * t - 0.0244361823f;
+    p = p * t + 0.201752569f;
+    p = p * t + 0.243342258f;
+    p = p * t + 0.282342139f;
+    p = p * t + 0.282088335f;
+    *bell = exponential(-0.5f * x * x);
+    float beyond = 0.5f * p * t * *bell;
+    return x < 0 ? beyond : 1 - beyond;
 }
 
-static void gelu_backward_piece(const float *restrict x, const float *restrict dy, float *restrict dx, long n) {
-    for (long i = 0; i < n; i++) {
-        float p = passed(x[i]), slope = 1.59576912f * (1 + 0.134145f * x[i] * x[i]);
-        dx[i] = dy[i] * (p + x[i] * p * (1 - p) * slope);
+static void gelu_piece(const float *restrict x, float *restrict y, long n, int by_tanh) {
+    float bell;
+    if (by_tanh)
+        for (long i = 0; i < n; i++) y[i] = x[i] * mass_by_tanh(x[i]);
+    else
+        for (long i = 0; i < n; i++) y[i] = x[i] * mass(x[i], &bell);
+}
+
+static void gelu_backward_piece(const float *x, const float *dy, float *dx, long n, int by_tanh) {
+    if (by_tanh)
+#pragma GCC ivdep
+        for (long i = 0; i < n; i++) {
+            float p = mass_by_tanh(x[i]), slope = 1.59576912f * (1 + 0.134145f * x[i] * x[i]);
+            dx[i] = dy[i] * (p + x[i] * p * (1 - p) * slope);
+        }
+    else
+#pragma GCC ivdep
+        for (long i = 0; i < n; i++) {
+            float bell, p = mass(x[i], &bell);
+            dx[i] = dy[i] * (p + x[i] * bell * 0.398942280f);
+        }
+}
+
+void gelu(const float *x, float *y, long n, int by_tanh, int threads) {
+#pragma omp parallel for num_threads(threads)
+    for (long i = 0; i < n; i += PIECE) gelu_piece(x + i, y + i, least(PIECE, n - i), by_tanh);
+}
+
+/* dx may be dy. */
+void gelu_backward(const float *x, const float *dy, float *dx, long n, int by_tanh, int threads) {
+#pragma omp parallel for num_threads(threads)
+    for (long i = 0; i < n; i += PIECE) gelu_backward_piece(x + i, dy + i, dx + i, least(PIECE, n - i), by_tanh);
+}
+
+/* ---- norms --------------------------------------------------------------------------------------- */
+
+/* Rows brought to variance 1, and to mean 0 unless `rms`; w and b may be absent. `moments`, if wanted, are each
+   row's mean and the factor that shrinks it. */
+void normalise(const float *x, const float *w, const float *b, float eps, int rms, float *y, float *moments,
+               long rows, long n, int threads) {
+#pragma omp parallel for num_threads(threads)
+    for (long r = 0; r < rows; r++) {
+        const float *from = x + r * n;
+        float *to = y + r * n, mean = 0, square = 0;
+        for (long k = 0; k < n && !rms; k++) mean += from[k];
+        mean /= n;
+        for (long k = 0; k < n; k++) square += (from[k] - mean) * (from[k] - mean);
+        float shrink = 1 / sqrtf(square / n + eps);
+        if (moments) moments[2 * r] = mean, moments[2 * r + 1] = shrink;
+        if (w && b)
+            for (long k = 0; k < n; k++) to[k] = (from[k] - mean) * shrink * w[k] + b[k];
+        else
+            for (long k = 0; k < n; k++) to[k] = (from[k] - mean) * shrink * (w ? w[k] : 1) + (b ? b[k] : 0);
     }
 }
 
-void gelu(const float *x, float *y, long n, int threads) {
+/* dx, added to what is there, from the gradient of y and the moments; dw and db if they are wanted. */
+void normalise_backward(const float *dy, const float *x, const float *moments, const float *w, int rms, float *dx,
+                        float *dw, float *db, long rows, long n, int threads) {
 #pragma omp parallel for num_threads(threads)
-    for (long i = 0; i < n; i += PIECE) gelu_piece(x + i, y + i, least(PIECE, n - i));
-}
-
-void gelu_backward(const float *x, const float *dy, float *dx, long n, int threads) {
-#pragma omp parallel for num_threads(threads)
-    for (long i = 0; i < n; i += PIECE) gelu_backward_piece(x + i, dy + i, dx + i, least(PIECE, n - i));
+    for (long r = 0; r < rows; r++) {
+        const float *xr = x + r * n, *dr = dy + r * n;
+        float *to = dx + r * n, mean = moments[2 * r], shrink = moments[2 * r + 1], along = 0, across = 0;
+        for (long k = 0; k < n; k++) {
+            float d = dr[k] * (w ? w[k] : 1);
+            across += d, along += d * (xr[k] - mean);
+        }
+        across = rms ? 0 : across / n, along *= shrink * shrink / n;
+        for (long k = 0; k < n; k++)
+            to[k] += shrink * (dr[k] * (w ? w[k] : 1) - across - (xr[k] - mean) * along);
+    }
+    if (dw) column_sums(dy, x, moments, dw, rows, n, threads);
+    if (db) column_sums(dy, NULL, NULL, db, rows, n, threads);
 }
 
 /* ---- the loss ------------------------------------------------------------------------------------ */
@@ -470,20 +549,9 @@ INLINE void dots(const float *restrict x, const float *restrict w, long n, float
         }
 }
 
-/* Rows brought to variance 1, and to mean 0 unless `rms`; w and b may be absent. */
-static void normalise(const float *x, const float *w, const float *b, float eps, int rms, float *y, long rows,
-                      long n) {
-    for (long r = 0; r < rows; r++, x += n, y += n) {
-        float mean = 0, square = 0;
-        for (long k = 0; k < n && !rms; k++) mean += x[k] / n;
-        for (long k = 0; k < n; k++) square += (x[k] - mean) * (x[k] - mean) / n;
-        float shrink = 1 / sqrtf(square + eps);
-        for (long k = 0; k < n; k++) y[k] = (x[k] - mean) * shrink * (w ? w[k] : 1) + (b ? b[k] : 0);
-    }
-}
-
 INLINE float activated(float x, int activation) {
-    return activation == 1 ? 0.5f * x * (1 + erff(x * 0.707106781f)) : activation == 2 ? x * passed(x) : x;
+    float bell;
+    return activation == 1 ? x * mass(x, &bell) : activation == 2 ? x * mass_by_tanh(x) : x;
 }
 
 /* y[B × out] = activation(norm(x)[B × in] wᵀ + bias) + rest, where all but the product may be absent. All
@@ -492,7 +560,7 @@ void few_rows(const float *x, int norm, const float *norm_w, const float *norm_b
               const float *bias, int activation, const float *rest, float *y, long B, long in, long out,
               int threads) {
     float *normed = norm ? malloc(B * in * sizeof(float)) : NULL;
-    if (norm) normalise(x, norm_w, norm_b, eps, norm == 2, normed, B, in), x = normed;
+    if (norm) normalise(x, norm_w, norm_b, eps, norm == 2, normed, NULL, B, in, 1), x = normed;
 #pragma omp parallel for num_threads(threads)
     for (long first = 0; first < out; first += 4) {
         long rows = least(4, out - first), b = 0;

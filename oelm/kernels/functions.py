@@ -90,21 +90,17 @@ class _Linear(torch.autograd.Function):
             )
         )
         kernels().linear_backward(
-            *pointers(dy, x, weight, dx, dweight, dbias), x.numel() // inputs, outputs, inputs,
-            torch.get_num_threads(),
+            *pointers(dy, x, weight, dx), False, *pointers(dweight, dbias), x.numel() // inputs, outputs,
+            inputs, torch.get_num_threads(),
         )  # fmt: skip
         return dx, dweight, dbias
 
 
-def low_rank(
-    x: Tensor, a: Tensor, b: Tensor, *, base: Tensor | None = None, order: Tensor | None = None
-) -> Tensor:
-    """base + (x aᵀ) bᵀ; without a base, it is x, or the channels of x that `order` names."""
-    if ours_multiply(x, a, b):
-        y: Tensor = _LowRank.apply(x, a, b, base, order)  # type: ignore[no-untyped-call]
+def low_rank(x: Tensor, a: Tensor, b: Tensor, base: Tensor) -> Tensor:
+    """base + (x aᵀ) bᵀ"""
+    if ours_multiply(x, a, b, base):
+        y: Tensor = _LowRank.apply(x, a, b, base)  # type: ignore[no-untyped-call]
         return y
-    if base is None:
-        base = x if order is None else x.index_select(-1, order)
     # Written so that the few channels come first, in backward too: a product with few columns takes
     # torch up to six times as long as its transpose.
     few = a @ x.flatten(0, -2).T
@@ -113,32 +109,28 @@ def low_rank(
 
 class _LowRank(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, a: Tensor, b: Tensor, base: Tensor | None, order: Tensor | None
-    ) -> Tensor:
-        x, a, b = x.contiguous(), a.contiguous(), b.contiguous()
-        base = None if base is None else base.contiguous()
+    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, base: Tensor) -> Tensor:
+        x, a, b, base = (t.contiguous() for t in (x, a, b, base))
         (outputs, rank), inputs = b.shape, x.shape[-1]
         rows = x.numel() // inputs
         few, y = x.new_empty(rows, rank), x.new_empty(*x.shape[:-1], outputs)
         kernels().low_rank(
-            *pointers(x, base, order, a, b, few, y), rows, outputs, inputs, rank, torch.get_num_threads()
+            *pointers(x, base, a, b, few, y), rows, outputs, inputs, rank, torch.get_num_threads()
         )  # fmt: skip
-        ctx.save_for_backward(x, a, b, order, few)
-        ctx.based = base is not None
+        ctx.save_for_backward(x, a, b, few)
         return y
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, a, b, order, few = ctx.saved_tensors
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
+        x, a, b, few = ctx.saved_tensors
         dy = dy.contiguous()
-        dx, da, db, dfew = (torch.empty_like(t) for t in (x, a, b, few))
+        dx, da, db = (torch.empty_like(t) for t in (x, a, b))
         kernels().low_rank_backward(
-            *pointers(dy, x), ctx.based, *pointers(order, a, b, few, dfew, dx, da, db), len(few), len(b),
-            x.shape[-1], len(a), torch.get_num_threads(),
+            *pointers(dy, x, a, b, few, dx), False, *pointers(da, db), len(few), len(b), x.shape[-1],
+            len(a), torch.get_num_threads(),
         )  # fmt: skip
-        return dx, da, db, dy if ctx.based else None, None
+        return dx, da, db, dy
 
 
 def attention(
@@ -158,7 +150,7 @@ class _Attention(torch.autograd.Function):
         q, k, v = (in_rows(x) for x in (q, k, v))
         y, log_sum = empty_in_rows(q), q.new_empty(q.shape[:3])
         kernels().attention(
-            *pointers(q, k, v, y, log_sum), *q.shape, strides(q, k, v, y),
+            *pointers(q, k, v, y, log_sum), *q.shape, strides(q, k, v, y), 0,
             q.shape[-1] ** -0.5, causal, torch.get_num_threads(),
         )  # fmt: skip
         ctx.save_for_backward(q, k, v, y, log_sum)
@@ -172,36 +164,39 @@ class _Attention(torch.autograd.Function):
         dy = in_rows(dy)
         dq, dk, dv = (empty_in_rows(q) for _ in range(3))
         kernels().attention_backward(
-            *pointers(q, k, v, y, log_sum, dy, dq, dk, dv), *q.shape, strides(q, k, v, y, dy, dq, dk, dv),
+            *pointers(q, k, v, y, log_sum, dy, dq, dk, dv), *q.shape, strides(q, k, v, y, dy, dq, dk, dv), 0,
             q.shape[-1] ** -0.5, ctx.causal, torch.get_num_threads(),
         )  # fmt: skip
         return dq, dk, dv, None
 
 
 def gelu(x: Tensor, *, by_tanh: bool) -> Tensor:
-    """`F.gelu`, exact or by tanh; torch's own exact one is as fast as ours was."""
-    if by_tanh and applies(x):
-        y: Tensor = _Gelu.apply(x)  # type: ignore[no-untyped-call]
+    """`F.gelu`, exact or by tanh."""
+    if applies(x):
+        y: Tensor = _Gelu.apply(x, by_tanh)  # type: ignore[no-untyped-call]
         return y
     return F.gelu(x, approximate="tanh" if by_tanh else "none")
 
 
 class _Gelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, by_tanh: bool) -> Tensor:
         x = x.contiguous()
         y = torch.empty_like(x)
-        kernels().gelu(*pointers(x, y), x.numel(), torch.get_num_threads())
+        kernels().gelu(*pointers(x, y), x.numel(), by_tanh, torch.get_num_threads())
         ctx.save_for_backward(x)
+        ctx.by_tanh = by_tanh
         return y
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, dy: Tensor) -> Tensor:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         dy, dx = dy.contiguous(), torch.empty_like(x)
-        kernels().gelu_backward(*pointers(x, dy, dx), x.numel(), torch.get_num_threads())
-        return dx
+        kernels().gelu_backward(
+            *pointers(x, dy, dx), x.numel(), ctx.by_tanh, torch.get_num_threads()
+        )  # fmt: skip
+        return dx, None
 
 
 def cross_entropy_(logits_NV: Tensor, target_N: Tensor, *, gradient: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""`cpu.c`, compiled for this very processor on first use and kept in the user's cache.
+"""The C files, compiled for this very processor on first use and kept in the user's cache.
 
 A C compiler that torch's OpenMP runtime understands (gcc on Linux) is all it takes: 1.5 seconds, once.
 Where there is none, or with OELM_KERNELS=torch in the environment, everything is computed by torch.
@@ -31,19 +31,21 @@ FLAGS = (
 
 _pointer, _long, _int, _float = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
-    "attention": [_pointer] * 5 + [_long] * 4 + [_pointer, _float, _int, _int],
-    "attention_backward": [_pointer] * 9 + [_long] * 4 + [_pointer, _float, _int, _int],
-    "gelu": [_pointer] * 2 + [_long, _int],
-    "gelu_backward": [_pointer] * 3 + [_long, _int],
+    "attention": [_pointer] * 5 + [_long] * 4 + [_pointer, _long, _float, _int, _int],
+    "attention_backward": [_pointer] * 9 + [_long] * 4 + [_pointer, _long, _float, _int, _int],
+    "gelu": [_pointer] * 2 + [_long, _int, _int],
+    "gelu_backward": [_pointer] * 3 + [_long, _int, _int],
     "cross_entropy": [_pointer, _long, _pointer, _pointer, _long, _long, _int, _int],
     "product": [_pointer] * 5 + [_long, _pointer, _int] + [_long] * 3 + [_int],
     "linear": [_pointer] * 4 + [_long] * 3 + [_int],
-    "linear_backward": [_pointer] * 6 + [_long] * 3 + [_int],
-    "low_rank": [_pointer] * 7 + [_long] * 4 + [_int],
-    "low_rank_backward": [_pointer] * 2 + [_int] + [_pointer] * 8 + [_long] * 4 + [_int],
+    "linear_backward": [_pointer] * 4 + [_int] + [_pointer] * 2 + [_long] * 3 + [_int],
+    "low_rank": [_pointer] * 6 + [_long] * 4 + [_int],
+    "low_rank_backward": [_pointer] * 6 + [_int] + [_pointer] * 2 + [_long] * 4 + [_int],
     "few_rows": [_pointer, _int, _pointer, _pointer, _float, _pointer, _pointer, _int, _pointer, _pointer,
                _long, _long, _long, _int],
     "attend": [_pointer] * 8 + [_long] * 5 + [_float, _int],
+    "block_forward": [_pointer],
+    "block_backward": [_pointer],
 }  # fmt: skip
 
 
@@ -76,23 +78,25 @@ def in_use() -> str:
 
 def build() -> Path:
     """Compile unless that was done before, for this source, compiler and processor."""
-    source = resources.files("oelm.kernels").joinpath("cpu.c").read_bytes()
+    files = resources.files("oelm.kernels")
+    sources = {name: files.joinpath(name).read_bytes() for name in ("cpu.h", "cpu.c", "block.c")}
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         raise FileNotFoundError("no C compiler was found; install gcc to have them")
-    key = hashlib.sha256(source + repr((compiler, FLAGS, processor())).encode()).hexdigest()[:16]
+    about = repr((sources, compiler, FLAGS, processor()))
     folder = Path(platformdirs.user_cache_dir("oelm")) / "kernels"
-    target = folder / f"{key}.so"
+    target = folder / f"{hashlib.sha256(about.encode()).hexdigest()[:16]}.so"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as place:
-            (Path(place) / "cpu.c").write_bytes(source)
+            for name, source in sources.items():
+                (Path(place) / name).write_bytes(source)
             run = functools.partial(
                 subprocess.run, cwd=place, check=True, capture_output=True, text=True
             )
-            run([compiler, *FLAGS, "-c", "cpu.c", "-o", "cpu.o"])
+            run([compiler, *FLAGS, "-c", "cpu.c", "block.c"])
             # Linked without -fopenmp: a second OpenMP runtime beside torch's would fight it for cores.
-            run([compiler, "-shared", "cpu.o", "-lm", "-o", "cpu.so"])
+            run([compiler, "-shared", "cpu.o", "block.o", "-lm", "-o", "cpu.so"])
             os.replace(Path(place) / "cpu.so", target)  # at once, should others build it too
     return target
 

@@ -92,18 +92,24 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q_BHTE, k_BHTE = self.q_norm(q_BHTE), self.k_norm(k_BHTE)
         if rotation is not None:
-            if self.kernel_q is not None and self.kernel_k is not None:
-                # The product of these two, turned, depends on the distance alone.
-                of_q, of_k = (v.view(self.n_heads, 1, -1) for v in (self.kernel_q, self.kernel_k))
-                if not self.rope:
-                    of_q, of_k = rotate(of_q, rotation), rotate(of_k, rotation)
-                q_BHTE = q_BHTE + of_q.to(q_BHTE.dtype)
-                k_BHTE = k_BHTE + of_k.to(k_BHTE.dtype)
+            of_q, of_k = self.kernels(rotation)
+            if of_q is not None and of_k is not None:
+                q_BHTE, k_BHTE = q_BHTE + of_q.to(q_BHTE.dtype), k_BHTE + of_k.to(k_BHTE.dtype)
             if self.rope:
                 q_BHTE, k_BHTE = rotate(q_BHTE, rotation), rotate(k_BHTE, rotation)
         if self.temperature is not None:
             q_BHTE = q_BHTE * self.temperature[:, None, None]
         return q_BHTE, k_BHTE
+
+    def kernels(self, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """What is added to queries and keys, each [H, T, E], or [H, 1, E] where RoPE will turn it.
+
+        The product of these two, turned, depends on the distance alone.
+        """
+        if self.kernel_q is None or self.kernel_k is None:
+            return None, None
+        of_q, of_k = (v.view(self.n_heads, 1, -1) for v in (self.kernel_q, self.kernel_k))
+        return (of_q, of_k) if self.rope else (rotate(of_q, rotation), rotate(of_k, rotation))
 
     def heads(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D] → [B, H, T, E]."""

@@ -51,15 +51,8 @@ class Projection(nn.Module):
         shuffled = treatment.init == "identity_shuffle"
         order = torch.empty(out_features, dtype=torch.long) if shuffled else None
         self.register_buffer("order", order)
-        # Whether an identity reads every channel as it is, in its order or shuffled.
-        self._in_order = (
-            treatment.init in ("identity", "identity_shuffle")
-            and treatment.scale == 1
-            and in_features == out_features
-        )
-
-        has_bias = bias or treatment.bias
         # A bias of the model's own goes with its matrix; one that the method adds always trains.
+        has_bias = (bias and has_matrix) or treatment.bias
         frozen_bias = self.frozen and not treatment.bias
         self._keep("bias", torch.empty(out_features) if has_bias else None, frozen=frozen_bias)
         self.gain = nn.Parameter(torch.empty(out_features)) if treatment.gain else None
@@ -128,8 +121,7 @@ class Projection(nn.Module):
         if self.input_gain is not None:
             x = x * self.input_gain
         if self.weight is None:
-            # A low-rank update reads x in its order by itself.
-            y = None if self.low_rank_in is not None and self._in_order else self._read(x)
+            y = self._read(x)
         elif plain:
             return linear(x, self.weight, self.bias)
         elif self.frozen_weight is not None:
@@ -137,12 +129,33 @@ class Projection(nn.Module):
         else:
             y = linear(x, self.weight)
         if self.low_rank_in is not None and self.low_rank_out is not None:
-            order = self.order if y is None else None
-            y = low_rank(x, self.low_rank_in, self.low_rank_out, base=y, order=order)
-        assert y is not None
+            y = low_rank(x, self.low_rank_in, self.low_rank_out, base=y)
         if self.gain is not None:
             y = y * self.gain
         return y if self.bias is None else y + self.bias
+
+    @property
+    def simple(self) -> bool:
+        """Whether it is no more than a matrix with a bias, or an identity, and a low-rank update."""
+        if self.frozen_weight is not None or self.gain is not None or self.input_gain is not None:
+            return False
+        reads_all = self.treatment.scale == 1 and self.in_features == self.out_features
+        return self.weight is not None or (reads_all and self.bias is None)
+
+    @property
+    def ahead(self) -> int:
+        """By how many channels an identity begins further on."""
+        return self.out_features // self.heads if self.treatment.init == "identity_shift" else 0
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        """What a simple one is computed with, by the kernels' names."""
+        return {
+            "w": self.weight,
+            "bias": self.bias,
+            "order": self.order,
+            "a": self.low_rank_in,
+            "b": self.low_rank_out,
+        }
 
     def merged(self) -> tuple[Tensor, Tensor | None]:
         """The whole projection as one matrix [out, in] and one bias."""
@@ -165,7 +178,7 @@ class Projection(nn.Module):
         if self.order is not None:
             y = x.index_select(-1, self.order)
         elif self.treatment.init == "identity_shift":
-            y = x.roll(-(self.out_features // self.heads), dims=-1)[..., : self.out_features]
+            y = x.roll(-self.ahead, dims=-1)[..., : self.out_features]
         else:
             y = x[..., : self.out_features]
         return y if self.treatment.scale == 1 else y * self.treatment.scale

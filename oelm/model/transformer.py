@@ -12,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from oelm.errors import UserError
+from oelm.kernels import block as in_one
 from oelm.kernels.functions import gelu
 from oelm.methods import Method
 from oelm.model.attention import Attention, Cache, rotation_table
@@ -84,6 +85,16 @@ class Block(nn.Module):
         self.mlp_norm = make_norm(config)
         self.mlp = MLP(config, method, layer)
         self.dropout = config.dropout
+        self.shape = in_one.Shape(
+            n_heads=config.n_heads,
+            d_ff=config.d_ff,
+            eps=NORM_EPS[config.norm],
+            rms=config.norm == "rmsnorm",
+            causal=causal,
+            by_tanh=config.activation == "gelu_tanh",
+            ahead=tuple(p.ahead for p in (self.attention.q, self.attention.k, self.attention.v)),
+        )
+        self.simple = self._is_simple()
 
     def forward(
         self,
@@ -95,20 +106,64 @@ class Block(nn.Module):
         at_B: Tensor | None = None,
     ) -> Tensor:
         """[B, T, D] → [B, T, D]; or, with `at_B`, the result at one position of each row [B, 1, D]."""
+        alone = mask is None and cache is None and at_B is None
+        if alone and self.simple and self._unobserved() and in_one.applies(x, self.shape):
+            return self._in_one(x, rotation)
         x = x + self._drop(self.attention(self.attention_norm(x), rotation, mask, cache, start))
         if at_B is not None:
             x = x[torch.arange(len(x), device=x.device), at_B][:, None]
         return x + self._drop(self.mlp(self.mlp_norm(x)))
 
+    def _is_simple(self) -> bool:
+        """Whether it has only what the kernel of a whole block computes."""
+        a, mlp = self.attention, self.mlp
+        with_all = (a.q, a.k, a.v, a.o, mlp.up, mlp.down)
+        plain = (a.o, mlp.up, mlp.down)
+        return (
+            mlp.gate is None
+            and all(p.simple for p in with_all)
+            and all(p.weight is not None and p.low_rank_in is None for p in plain)
+            and all(part is None for part in (a.q_norm, a.temperature, a.relative_bias))
+        )
+
+    def _unobserved(self) -> bool:
+        """Whether nothing must happen on the way: no dropout, and nobody who listens to a part."""
+        if self.training and self.dropout:
+            return False
+        return not any(m._forward_hooks or m._forward_pre_hooks for m in self.modules())
+
+    def _in_one(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        """`forward` by the kernel of a whole block."""
+        a, mlp = self.attention, self.mlp
+        weights = {
+            "attention_norm": _norm_tensors(self.attention_norm),
+            "mlp_norm": _norm_tensors(self.mlp_norm),
+            **{name: getattr(a, name).tensors() for name in ("q", "k", "v", "o")},
+            "up": mlp.up.tensors(),
+            "down": mlp.down.tensors(),
+        }
+        if rotation is not None:
+            for name, of_heads in zip(("q", "k"), a.kernels(rotation), strict=True):
+                if of_heads is not None:  # [H, T or 1, E] → [T, D]
+                    turned = of_heads.expand(-1, x.shape[1], -1).transpose(0, 1)
+                    weights[f"{name}_shift"] = {"value": turned.flatten(1)}
+        return in_one.block(x, self.shape, weights, rotation if a.rope else None)
+
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)
 
 
+NORM_EPS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
+
+
 def make_norm(config: ModelConfig) -> nn.Module:
     """The norm that the config names."""
-    if config.norm == "layernorm":
-        return nn.LayerNorm(config.d_model, eps=1e-5)
-    return nn.RMSNorm(config.d_model, eps=1e-6)
+    make = nn.LayerNorm if config.norm == "layernorm" else nn.RMSNorm
+    return make(config.d_model, eps=NORM_EPS[config.norm])
+
+
+def _norm_tensors(norm: nn.Module) -> dict[str, Tensor | None]:
+    return {"w": norm.weight, "b": getattr(norm, "bias", None)}  # type: ignore[dict-item]
 
 
 class Transformer(nn.Module):

@@ -1,0 +1,199 @@
+/* A pre-norm transformer block in one call forward and one backward. As calls of their own from Python, its
+   twenty operations cost a small model more than norms, activations and sums do.
+
+   What backward needs is kept: the input, q, k, v, what the heads read, the stream between the two halves, and
+   the MLP's hidden layer before its activation. Norms and activation are cheaper to compute again than to keep.
+   `block.py` fills the structure; its fields are in the same order there. */
+
+#include "cpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    const float *w, *bias; /* a matrix [out × in], or NULL for an identity */
+    const int64_t *order;  /* the channels that an identity reads; if NULL, it begins `ahead` channels on */
+    const float *a, *b;    /* a low-rank update, or NULL */
+    float *few;            /* x aᵀ */
+    float *y;              /* the result; NULL where the input itself will do */
+    float *dw, *dbias, *da, *db; /* gradients; NULL where none is wanted, as everywhere below */
+    long rank, ahead;
+} projection;
+
+typedef struct { const float *w, *b; float *dw, *db; } norm;
+
+/* What is added to all queries, or keys: [T × D]. */
+typedef struct { const float *value; float *gradient; } shift;
+
+typedef struct {
+    long B, T, H, E, F, rms, causal, by_tanh, threads;
+    double eps;
+    const float *cos, *sin; /* [T × E], by which q and k are turned, or NULL */
+    norm attention_norm, mlp_norm;
+    projection q, k, v, o, up, down;
+    shift q_shift, k_shift;
+    const float *x, *dy;
+    float *log_sum, *heads, *middle, *y, *dx;
+} block;
+
+static float *room(long n) { return aligned_alloc(64, (n * sizeof(float) + 63) / 64 * 64); }
+
+/* What an identity reads of x: all D channels, each once. */
+static void read_channels(const projection *p, const float *x, float *y, long N, long D, int threads) {
+    long ahead = p->ahead;
+#pragma omp parallel for num_threads(threads)
+    for (long n = 0; n < N * D; n += D) {
+        memcpy(y + n, x + n + ahead, (D - ahead) * sizeof(float));
+        memcpy(y + n + D - ahead, x + n, ahead * sizeof(float));
+        for (long d = 0; p->order && d < D; d++) y[n + d] = x[n + p->order[d]];
+    }
+}
+
+static void read_channels_backward(const projection *p, const float *dy, float *dx, int add, long N, long D,
+                                   int threads) {
+    long ahead = p->ahead;
+    if (!add) memset(dx, 0, N * D * sizeof(float));
+#pragma omp parallel for num_threads(threads)
+    for (long n = 0; n < N * D; n += D)
+        if (p->order)
+            for (long d = 0; d < D; d++) dx[n + p->order[d]] += dy[n + d];
+        else {
+            for (long d = ahead; d < D; d++) dx[n + d] += dy[n + d - ahead];
+            for (long d = 0; d < ahead; d++) dx[n + d] += dy[n + D - ahead + d];
+        }
+}
+
+static void project(const projection *p, const float *x, long N, long D, int threads) {
+    if (p->w) linear(x, p->w, p->bias, p->y, N, D, D, threads);
+    else read_channels(p, x, p->y, N, D, threads);
+    if (p->a) low_rank(x, p->y, p->a, p->b, p->few, p->y, N, D, D, p->rank, threads);
+}
+
+/* dx is added to what is there if `add`. */
+static void project_backward(const projection *p, const float *dy, const float *x, float *dx, int add, long N,
+                             long D, int threads) {
+    if (p->w) linear_backward(dy, x, p->w, dx, add, p->dw, p->dbias, N, D, D, threads);
+    else read_channels_backward(p, dy, dx, add, N, D, threads);
+    if (p->a) low_rank_backward(dy, x, p->a, p->b, p->few, dx, 1, p->da, p->db, N, D, D, p->rank, threads);
+}
+
+/* Pairs of channels turned by position, forth or, with sign -1, back. */
+static void rotate(const block *s, float *x, float sign) {
+    long D = s->H * s->E, half = s->E / 2;
+#pragma omp parallel for num_threads(s->threads)
+    for (long n = 0; n < s->B * s->T; n++) {
+        const float *cos = s->cos + n % s->T * s->E, *sin = s->sin + n % s->T * s->E;
+        for (float *left = x + n * D; left < x + (n + 1) * D; left += s->E) {
+            float *right = left + half;
+            for (long e = 0; e < half; e++) {
+                float l = left[e], r = right[e];
+                left[e] = l * cos[e] - sign * sin[e] * r;
+                right[e] = r * cos[half + e] + sign * sin[half + e] * l;
+            }
+        }
+    }
+}
+
+/* Queries or keys that are shifted and turned. */
+static void place(const block *s, const shift *by, float *x) {
+    long D = s->H * s->E;
+    if (by->value)
+#pragma omp parallel for num_threads(s->threads)
+        for (long n = 0; n < s->B * s->T; n++)
+            for (long d = 0; d < D; d++) x[n * D + d] += by->value[n % s->T * D + d];
+    if (s->cos) rotate(s, x, 1);
+}
+
+static void place_backward(const block *s, const shift *by, float *dx) {
+    long D = s->H * s->E, all = s->T * D;
+    if (s->cos) rotate(s, dx, -1);
+    if (by->gradient)
+#pragma omp parallel for num_threads(s->threads)
+        for (long t = 0; t < s->T; t++) {
+            float *sum = by->gradient + t * D;
+            memcpy(sum, dx + t * D, D * sizeof(float));
+            for (long b = 1; b < s->B; b++)
+                for (long d = 0; d < D; d++) sum[d] += dx[b * all + t * D + d];
+        }
+}
+
+static void add_rows(const float *x, const float *bias, float *y, long N, long n, int threads) {
+#pragma omp parallel for num_threads(threads)
+    for (long r = 0; r < N; r++)
+        for (long i = 0; i < n; i++) y[r * n + i] = x[r * n + i] + (bias ? bias[i] : 0);
+}
+
+/* y = rest + x wᵀ + bias */
+static void project_onto(const projection *p, const float *rest, const float *x, float *y, long N, long out, long in,
+                         int threads) {
+    add_rows(rest, p->bias, y, N, out, threads);
+    product(x, (long[]){in, 1}, p->w, (long[]){1, in}, y, out, NULL, 1, N, out, in, threads);
+}
+
+void block_forward(const block *s) {
+    long N = s->B * s->T, D = s->H * s->E, F = s->F, by_heads[3] = {s->T * D, s->E, D};
+    /* Keys that are read where they lie begin some heads on, and so do their gradients. */
+    long ahead = s->k.y ? 0 : s->k.ahead / s->E;
+    int threads = s->threads;
+    float *normed = room(N * D), *active = room(N * F);
+    const projection *of[] = {&s->q, &s->k, &s->v};
+    const float *qkv[3];
+
+    normalise(s->x, s->attention_norm.w, s->attention_norm.b, s->eps, s->rms, normed, NULL, N, D, threads);
+    for (int i = 0; i < 3; i++) {
+        if (of[i]->y) project(of[i], normed, N, D, threads);
+        if (of[i]->y && i < 2) place(s, i ? &s->k_shift : &s->q_shift, of[i]->y);
+        qkv[i] = of[i]->y ? of[i]->y : normed;
+    }
+    long strides[4][3];
+    for (int i = 0; i < 4; i++) memcpy(strides[i], by_heads, sizeof by_heads);
+    attention(qkv[0], qkv[1], qkv[2], s->heads, s->log_sum, s->B, s->H, s->T, s->E, (const long(*)[3])strides, ahead,
+              1 / __builtin_sqrtf(s->E), s->causal, threads);
+    project_onto(&s->o, s->x, s->heads, s->middle, N, D, D, threads);
+
+    normalise(s->middle, s->mlp_norm.w, s->mlp_norm.b, s->eps, s->rms, normed, NULL, N, D, threads);
+    linear(normed, s->up.w, s->up.bias, s->up.y, N, F, D, threads);
+    gelu(s->up.y, active, N * F, s->by_tanh, threads);
+    project_onto(&s->down, s->middle, active, s->y, N, D, F, threads);
+    free(normed), free(active);
+}
+
+void block_backward(const block *s) {
+    long N = s->B * s->T, D = s->H * s->E, F = s->F, by_heads[3] = {s->T * D, s->E, D};
+    /* Keys that are read where they lie begin some heads on, and so do their gradients. */
+    long ahead = s->k.y ? 0 : s->k.ahead / s->E;
+    int threads = s->threads;
+    float *normed = room(N * D), *moments = room(2 * N), *dnormed = room(N * D), *dx = s->dx;
+
+    float *active = room(N * F), *dwide = room(N * F);
+    gelu(s->up.y, active, N * F, s->by_tanh, threads);
+    linear_backward(s->dy, active, s->down.w, dwide, 0, s->down.dw, s->down.dbias, N, D, F, threads);
+    gelu_backward(s->up.y, dwide, dwide, N * F, s->by_tanh, threads);
+    free(active);
+    normalise(s->middle, s->mlp_norm.w, s->mlp_norm.b, s->eps, s->rms, normed, moments, N, D, threads);
+    linear_backward(dwide, normed, s->up.w, dnormed, 0, s->up.dw, s->up.dbias, N, F, D, threads);
+    free(dwide);
+    memcpy(dx, s->dy, N * D * sizeof(float));
+    normalise_backward(dnormed, s->middle, moments, s->mlp_norm.w, s->rms, dx, s->mlp_norm.dw, s->mlp_norm.db, N, D,
+                       threads);
+
+    float *dheads = dnormed, *dqkv[3];
+    const projection *of[] = {&s->q, &s->k, &s->v};
+    const float *qkv[3];
+    linear_backward(dx, s->heads, s->o.w, dheads, 0, s->o.dw, s->o.dbias, N, D, D, threads);
+    normalise(s->x, s->attention_norm.w, s->attention_norm.b, s->eps, s->rms, normed, moments, N, D, threads);
+    for (int i = 0; i < 3; i++) qkv[i] = of[i]->y ? of[i]->y : normed, dqkv[i] = room(N * D);
+    long strides[8][3];
+    for (int i = 0; i < 8; i++) memcpy(strides[i], by_heads, sizeof by_heads);
+    attention_backward(qkv[0], qkv[1], qkv[2], s->heads, s->log_sum, dheads, dqkv[0], dqkv[1], dqkv[2], s->B, s->H,
+                       s->T, s->E, (const long(*)[3])strides, ahead, 1 / __builtin_sqrtf(s->E), s->causal, threads);
+    for (int i = 0; i < 3; i++) {
+        if (i < 2) place_backward(s, i ? &s->k_shift : &s->q_shift, dqkv[i]);
+        projection in_place = {0};
+        project_backward(of[i]->y ? of[i] : &in_place, dqkv[i], normed, dnormed, i > 0, N, D, threads);
+        free(dqkv[i]);
+    }
+    normalise_backward(dnormed, s->x, moments, s->attention_norm.w, s->rms, dx, s->attention_norm.dw,
+                       s->attention_norm.db, N, D, threads);
+    free(normed), free(moments), free(dnormed);
+}

@@ -1,0 +1,154 @@
+"""A transformer block as one torch function: one call of `block.c` forward, one backward."""
+
+import ctypes
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from oelm.kernels.functions import CHANNELS, kernels, ours_multiply
+
+_pointer, _long = ctypes.c_void_p, ctypes.c_long
+
+
+def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names]
+
+
+class _Projection(ctypes.Structure):
+    _fields_ = [
+        *_fields(_pointer, "w", "bias", "order", "a", "b", "few", "y", "dw", "dbias", "da", "db"),
+        *_fields(_long, "rank", "ahead"),
+    ]
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = _fields(_pointer, "w", "b", "dw", "db")
+
+
+class _Shift(ctypes.Structure):
+    _fields_ = _fields(_pointer, "value", "gradient")
+
+
+class _Block(ctypes.Structure):
+    """`block` of block.c, field by field."""
+
+    _fields_ = [
+        *_fields(_long, "B", "T", "H", "E", "F", "rms", "causal", "by_tanh", "threads"),
+        ("eps", ctypes.c_double),
+        *_fields(_pointer, "cos", "sin"),
+        *_fields(_Norm, "attention_norm", "mlp_norm"),
+        *_fields(_Projection, "q", "k", "v", "o", "up", "down"),
+        *_fields(_Shift, "q_shift", "k_shift"),
+        *_fields(_pointer, "x", "dy", "log_sum", "heads", "middle", "y", "dx"),
+    ]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a block is, besides its weights."""
+
+    n_heads: int
+    d_ff: int
+    eps: float
+    rms: bool
+    causal: bool
+    by_tanh: bool
+    ahead: tuple[int, int, int]
+    """By how many channels q, k and v begin further on, where they have no matrix and no order."""
+
+
+Weights = Mapping[str, Mapping[str, Tensor | None]]
+"""By the names of the C structure's parts and their fields, such as `weights["q"]["w"]`."""
+
+
+def applies(x_BTD: Tensor, shape: Shape) -> bool:
+    """Whether the kernel can take a block of such an input."""
+    return (x_BTD.shape[-1] // shape.n_heads) % CHANNELS == 0 and ours_multiply(x_BTD)
+
+
+def block(
+    x_BTD: Tensor, shape: Shape, weights: Weights, rotation: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """The block's output [B, T, D]; gradients go to x and to the weights that want one."""
+    names = [(part, name) for part, own in weights.items() for name in own]
+    y: Tensor = _Function.apply(  # type: ignore[no-untyped-call]
+        x_BTD, shape, names, rotation, *(weights[part][name] for part, name in names)
+    )
+    return y
+
+
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        shape: Shape,
+        names: list[tuple[str, str]],
+        rotation: tuple[Tensor, Tensor] | None,
+        *weights: Tensor | None,
+    ) -> Tensor:
+        x = x.contiguous()
+        B, T, D = x.shape
+        given = {at: w.contiguous() for at, w in zip(names, weights, strict=True) if w is not None}
+        kept = {("x", ""): x, ("heads", ""): torch.empty_like(x), ("middle", ""): torch.empty_like(x)}
+        kept["log_sum", ""] = x.new_empty(B, shape.n_heads, T)
+        kept["up", "y"] = x.new_empty(B, T, shape.d_ff)
+        for part, ahead in zip("qkv", shape.ahead, strict=True):
+            update = given.get((part, "a"))
+            if update is not None:
+                kept[part, "few"] = x.new_empty(B * T, len(update))
+            made = any((part, name) in given for name in ("w", "order", "a"))
+            moved = part != "v" and (rotation is not None or (f"{part}_shift", "value") in given)
+            if made or moved or (ahead and part != "k"):  # else it is read where it lies
+                kept[part, "y"] = torch.empty_like(x)
+        if rotation is not None:
+            kept["cos", ""], kept["sin", ""] = (table.contiguous() for table in rotation)
+        y = torch.empty_like(x)
+        kernels().block_forward(_described(x, shape, {**given, **kept, ("y", ""): y}))
+        ctx.shape, ctx.places, ctx.names = shape, [*given, *kept], names
+        ctx.save_for_backward(*given.values(), *kept.values())
+        return y
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = dict(zip(ctx.places, ctx.saved_tensors, strict=True))
+        x = tensors["x", ""]
+        gradients: dict[tuple[str, str], Tensor] = {}
+        for (part, name), wanted in zip(ctx.names, ctx.needs_input_grad[4:], strict=True):
+            if wanted:
+                place = "gradient" if name == "value" else f"d{name}"
+                gradients[part, place] = torch.empty_like(tensors[part, name])
+        ends = {("dy", ""): dy.contiguous(), ("dx", ""): torch.empty_like(x)}
+        kernels().block_backward(_described(x, ctx.shape, {**tensors, **gradients, **ends}))
+        return ends["dx", ""], None, None, None, *_in_order(ctx.names, gradients)
+
+
+def _in_order(
+    names: list[tuple[str, str]], gradients: dict[tuple[str, str], Tensor]
+) -> Iterator[Tensor | None]:
+    for part, name in names:
+        yield gradients.get((part, "gradient" if name == "value" else f"d{name}"))
+
+
+def _described(x: Tensor, shape: Shape, tensors: dict[tuple[str, str], Tensor]) -> Any:
+    """The C structure, with a null pointer for every tensor that is not there."""
+    (B, T, D), H = x.shape, shape.n_heads
+    found = _Block(
+        B=B, T=T, H=H, E=D // H, F=shape.d_ff, rms=shape.rms, causal=shape.causal, by_tanh=shape.by_tanh,
+        threads=torch.get_num_threads(), eps=shape.eps,
+    )  # fmt: skip
+    for part, ahead in zip("qkv", shape.ahead, strict=True):
+        getattr(found, part).ahead = ahead
+    for (part, name), tensor in tensors.items():
+        if name:
+            setattr(getattr(found, part), name, tensor.data_ptr())
+            if name == "a":
+                getattr(found, part).rank = len(tensor)
+        else:
+            setattr(found, part, tensor.data_ptr())
+    return ctypes.byref(found)

@@ -1,0 +1,30 @@
+/* What the kernels share, and those that a block is made of; each is explained where it is written. */
+
+#include <stdint.h>
+
+enum { LANES = 8 /* numbers in a vector */ };
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE long least(long a, long b) { return a < b ? a : b; }
+
+void linear(const float *x, const float *w, const float *bias, float *y, long N, long out, long in, int threads);
+void linear_backward(const float *dy, const float *x, const float *w, float *dx, int add, float *dw, float *dbias,
+                     long N, long out, long in, int threads);
+void low_rank(const float *x, const float *base, const float *a, const float *b, float *few, float *y, long N,
+              long out, long in, long r, int threads);
+void low_rank_backward(const float *dy, const float *x, const float *a, const float *b, const float *few, float *dx,
+                       int add, float *da, float *db, long N, long out, long in, long r, int threads);
+void column_sums(const float *d, const float *x, const float *moments, float *sums, long rows, long n, int threads);
+void product(const float *a, const long *a_stride, const float *b, const long *b_stride, float *c, long c_row,
+             const float *bias, int add, long M, long N, long K, int threads);
+void attention(const float *q, const float *k, const float *v, float *y, float *lse, long B, long H, long T,
+               long E, const long (*stride)[3], long ahead, float scale, int causal, int threads);
+void attention_backward(const float *q, const float *k, const float *v, const float *y, const float *lse,
+                        const float *dy, float *dq, float *dk, float *dv, long B, long H, long T, long E,
+                        const long (*stride)[3], long ahead, float scale, int causal, int threads);
+void gelu(const float *x, float *y, long n, int by_tanh, int threads);
+void gelu_backward(const float *x, const float *dy, float *dx, long n, int by_tanh, int threads);
+void normalise(const float *x, const float *w, const float *b, float eps, int rms, float *y, float *moments,
+               long rows, long n, int threads);
+void normalise_backward(const float *dy, const float *x, const float *moments, const float *w, int rms, float *dx,
+                        float *dw, float *db, long rows, long n, int threads);
