@@ -2,7 +2,8 @@
    twenty operations cost a small model more than norms, activations and sums do.
 
    What backward needs is kept: the input, q, k, v, what the heads read, the stream between the two halves, and
-   the MLP's hidden layer before its activation. Norms and activation are cheaper to compute again than to keep.
+   the MLP's hidden layer before its activation (and after it, if small). Norms are cheaper to compute again than to
+   keep.
    `block.py` fills the structure; its fields are in the same order there. */
 
 #include "cpu.h"
@@ -33,7 +34,7 @@ typedef struct {
     projection q, k, v, o, up, down;
     shift q_shift, k_shift;
     const float *x, *dy;
-    float *log_sum, *heads, *middle, *y, *dx;
+    float *log_sum, *heads, *middle, *active, *y, *dx;
 } block;
 
 static float *room(long n) { return aligned_alloc(64, (n * sizeof(float) + 63) / 64 * 64); }
@@ -135,7 +136,7 @@ void block_forward(const block *s) {
     /* Keys that are read where they lie begin some heads on, and so do their gradients. */
     long ahead = s->k.y ? 0 : s->k.ahead / s->E;
     int threads = s->threads;
-    float *normed = room(N * D), *active = room(N * F);
+    float *normed = room(N * D), *active = s->active ? s->active : room(N * F);
     const projection *of[] = {&s->q, &s->k, &s->v};
     const float *qkv[3];
 
@@ -155,7 +156,8 @@ void block_forward(const block *s) {
     linear(normed, s->up.w, s->up.bias, s->up.y, N, F, D, threads);
     gelu(s->up.y, active, N * F, s->by_tanh, threads);
     project_onto(&s->down, s->middle, active, s->y, N, D, F, threads);
-    free(normed), free(active);
+    if (!s->active) free(active);
+    free(normed);
 }
 
 void block_backward(const block *s) {
@@ -165,11 +167,11 @@ void block_backward(const block *s) {
     int threads = s->threads;
     float *normed = room(N * D), *moments = room(2 * N), *dnormed = room(N * D), *dx = s->dx;
 
-    float *active = room(N * F), *dwide = room(N * F);
-    gelu(s->up.y, active, N * F, s->by_tanh, threads);
+    float *active = s->active ? s->active : room(N * F), *dwide = room(N * F);
+    if (!s->active) gelu(s->up.y, active, N * F, s->by_tanh, threads);
     linear_backward(s->dy, active, s->down.w, dwide, 0, s->down.dw, s->down.dbias, N, D, F, threads);
     gelu_backward(s->up.y, dwide, dwide, N * F, s->by_tanh, threads);
-    free(active);
+    if (!s->active) free(active);
     normalise(s->middle, s->mlp_norm.w, s->mlp_norm.b, s->eps, s->rms, normed, moments, N, D, threads);
     linear_backward(dwide, normed, s->up.w, dnormed, 0, s->up.dw, s->up.dbias, N, F, D, threads);
     free(dwide);

@@ -11,6 +11,9 @@ from torch.autograd.function import once_differentiable
 
 from oelm.kernels.functions import CHANNELS, kernels, ours_multiply
 
+SMALL = 2**21
+"""Bytes up to which holding a tensor for backward is better than computing it again."""
+
 _pointer, _long = ctypes.c_void_p, ctypes.c_long
 
 
@@ -43,7 +46,7 @@ class _Block(ctypes.Structure):
         *_fields(_Norm, "attention_norm", "mlp_norm"),
         *_fields(_Projection, "q", "k", "v", "o", "up", "down"),
         *_fields(_Shift, "q_shift", "k_shift"),
-        *_fields(_pointer, "x", "dy", "log_sum", "heads", "middle", "y", "dx"),
+        *_fields(_pointer, "x", "dy", "log_sum", "heads", "middle", "active", "y", "dx"),
     ]
 
 
@@ -96,7 +99,9 @@ class _Function(torch.autograd.Function):
         given = {at: w.contiguous() for at, w in zip(names, weights, strict=True) if w is not None}
         kept = {("x", ""): x, ("heads", ""): torch.empty_like(x), ("middle", ""): torch.empty_like(x)}
         kept["log_sum", ""] = x.new_empty(B, shape.n_heads, T)
-        kept["up", "y"] = x.new_empty(B, T, shape.d_ff)
+        kept["up", "y"] = wide = x.new_empty(B, T, shape.d_ff)
+        if wide.nbytes <= SMALL:
+            kept["active", ""] = torch.empty_like(wide)
         for part, ahead in zip("qkv", shape.ahead, strict=True):
             update = given.get((part, "a"))
             if update is not None:

@@ -24,28 +24,72 @@ typedef int32_t order __attribute__((vector_size(4 * LANES)));
 
 static long at_least(long n, long unit) { return (n + unit - 1) / unit * unit; }
 
-/* 2^k · exp(f) with |f| ≤ ln 2 / 2, to about 1e-7 of the value; beyond ±87 it stays at exp(±87). */
-INLINE float exponential(float x) {
-    x = x < -87.0f ? -87.0f : x > 87.0f ? 87.0f : x;
-    float k = rintf(x * 1.44269504f);
-    float f = fmaf(k, -1.42860677e-6f, fmaf(k, -0.693145752f, x)); /* ln 2 in two parts */
-    float p = 1.98756912e-4f;
-    p = p * f + 1.39819994e-3f;
-    p = p * f + 8.33345205e-3f;
-    p = p * f + 4.16657962e-2f;
-    p = p * f + 1.66666656e-1f;
-    p = p * f + 5.00000000e-1f;
-    p = p * f * f + f + 1.0f;
-    union { int32_t bits; float value; } power = {((int32_t)k + 127) << 23};
-    return p * power.value;
+/* The first n numbers of x, up to a vector of them. */
+INLINE vec load(const float *x, long n) {
+    if (n >= LANES) return *(vec *)x;
+    vec v = {0};
+    memcpy(&v, x, n * sizeof(float));
+    return v;
 }
 
+INLINE void store(vec v, float *y, long n) {
+    if (n >= LANES) *(vec *)y = v;
+    else memcpy(y, &v, n * sizeof(float));
+}
+
+/* a where it is larger than b, else b, and so also where either is no number. Compilers make six instructions of
+   that, if they are left to it. */
+INLINE vec larger(vec a, vec b) {
+#ifdef __AVX__
+    return __builtin_ia32_maxps256(a, b);
+#else
+    for (int i = 0; i < LANES; i++) a[i] = a[i] > b[i] ? a[i] : b[i];
+    return a;
+#endif
+}
+
+INLINE vec bits(order x) { return (vec)x; }
+INLINE vec eight(float x) { return (vec){x, x, x, x, x, x, x, x}; }
+
+/* 2^k · exp(f) with |f| ≤ ln 2 / 2, to about 1e-7 of the value; below -87 it stays at exp(-87), and x must not be
+   above 88. */
+INLINE vec exponential(vec x) {
+    x = larger(eight(-87.0f), x);
+    const float one_and_a_half = 12582912.0f; /* · 2^23: the last bit of a sum with it is worth 1 */
+    order k = (order)(x * 1.44269504f + one_and_a_half) - (order)eight(one_and_a_half);
+    vec whole = __builtin_convertvector(k, vec);
+    vec f = x - whole * 0.693145752f - whole * 1.42860677e-6f; /* ln 2 in two parts */
+    vec f2 = f * f, p = 1.39819994e-3f + 1.98756912e-4f * f; /* by pairs: one term after the other takes longer */
+    p = p * f2 + (4.16657962e-2f + 8.33345205e-3f * f);
+    p = p * f2 + (0.5f + 1.66666656e-1f * f);
+    p = p * f2 + (1 + f);
+    return p * bits((k + 127) << 23);
+}
+
+INLINE float sum_of(vec x) {
+    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+}
+
+/* The sum of x - mean, or of (x - mean)(y - mean). */
+INLINE float sum_by(const float *x, const float *y, float mean, long n) {
+    vec sums = {0};
+    long k = 0;
+    for (; k + LANES <= n; k += LANES) {
+        vec other = eight(1);
+        if (y) other = *(vec *)(y + k) - mean;
+        sums += (*(vec *)(x + k) - mean) * other;
+    }
+    float sum = sum_of(sums);
+    for (; k < n; k++) sum += (x[k] - mean) * (y ? y[k] - mean : 1);
+    return sum;
+}
+
+/* NaN does not count. */
 static float largest_of(const float *x, long n) {
-    float each[LANES], found = -INFINITY;
-    for (long i = 0; i < LANES; i++) each[i] = -INFINITY;
+    vec each = eight(-INFINITY);
+    float found = -INFINITY;
     long j = 0;
-    for (; j + LANES <= n; j += LANES)
-        for (long i = 0; i < LANES; i++) each[i] = x[j + i] > each[i] ? x[j + i] : each[i];
+    for (; j + LANES <= n; j += LANES) each = larger(*(vec *)(x + j), each);
     for (; j < n; j++) found = x[j] > found ? x[j] : found;
     for (long i = 0; i < LANES; i++) found = each[i] > found ? each[i] : found;
     return found;
@@ -311,12 +355,14 @@ void attention(const float *q, const float *k, const float *v, float *y, float *
                     float shrink[TILE_ROWS];
                     for (long r = 0; r < TILE_ROWS; r++) {
                         long seen = causal ? least(first + i + r + 1, T) : T;
-                        float *w = weights + (i + r) * all, largest = largest_of(w, seen), sum = 0;
+                        float *w = weights + (i + r) * all, largest = largest_of(w, seen), sum;
                         long whole = at_least(seen, LANES); /* vectors; what they have too much is nothing */
                         for (long j = seen; j < whole; j++) w[j] = -INFINITY;
-                        for (long j = 0; j < whole; j++) sum += w[j] = exponential((w[j] - largest) * scale);
+                        vec sums = {0};
+                        for (long j = 0; j < whole; j += LANES)
+                            sums += *(vec *)(w + j) = exponential((*(vec *)(w + j) - largest) * scale);
                         for (long j = seen; j < seen_by_last; j++) w[j] = 0;
-                        shrink[r] = 1 / sum;
+                        shrink[r] = 1 / (sum = sum_of(sums));
                         if (first + i + r < T) lse[bh * T + first + i + r] = largest * scale + logf(sum);
                     }
                     for (long e = 0; e < E; e += TILE_COLUMNS)
@@ -367,11 +413,12 @@ void attention_backward(const float *q, const float *k, const float *v, const fl
                         if (seen) {
                             const float *y_row = head(y, stride[3], b, h) + t * stride[3][2];
                             log_sum = lse[bh * T + t];
-                            for (long e = 0; e < E; e++) mean += dy_rows[r * E + e] * y_row[e];
+                            mean = sum_by(dy_rows + r * E, y_row, 0, E);
                         }
-                        for (long j = 0; j < at_least(seen, LANES); j++) { /* the last ones become 0 below */
-                            w[j] = exponential(w[j] * scale - log_sum);
-                            d[j] = w[j] * (d[j] - mean) * scale;
+                        for (long j = 0; j < seen; j += LANES) { /* the last ones become 0 below */
+                            vec weight = exponential(*(vec *)(w + j) * scale - log_sum);
+                            *(vec *)(w + j) = weight;
+                            *(vec *)(d + j) = weight * (*(vec *)(d + j) - mean) * scale;
                         }
                         for (long j = seen; j < seen_by_all; j++) w[j] = d[j] = 0;
                     }
@@ -398,58 +445,60 @@ void attention_backward(const float *q, const float *k, const float *v, const fl
 /* ---- GELU: x p, where p is the normal distribution's mass below x, or nearly so by tanh -------------- */
 
 /* (1 + tanh u) / 2 = 1 / (1 + exp(-2u)) */
-INLINE float mass_by_tanh(float x) { return 1 / (1 + exponential(-1.59576912f * x * (1 + 0.044715f * x * x))); }
+INLINE vec mass_by_tanh(vec x) {
+    vec u = 1.59576912f * x * (1 + 0.044715f * x * x);
+    return 1 / (1 + exponential(-larger(eight(-87.0f), u)));
+}
 
 /* By a polynomial of t = 1 / (1 + |x| / √8) times exp(-x²/2), fitted to 4e-8 of the mass beyond |x|; `bell` is that
    exponential. */
-INLINE float mass(float x, float *bell) {
-    float t = 1 / (1 + 0.353553391f * fabsf(x));
-    float p = -0.0588004886f;
-    p = p * t + 0.283258723f;
-    p = p * t - 0.484459386f;
-    p = p * t + 0.274911991f;
-    p = p * t - 0.0244361823f;
-    p = p * t + 0.201752569f;
-    p = p * t + 0.243342258f;
-    p = p * t + 0.282342139f;
-    p = p * t + 0.282088335f;
+INLINE vec mass(vec x, vec *bell) {
+    vec t = 1 / (1 + 0.353553391f * bits((order)x & 0x7fffffff));
+    vec t2 = t * t, t4 = t2 * t2, p = (-0.484459386f + 0.283258723f * t) + -0.0588004886f * t2;
+    p = p * t4 + (-0.0244361823f + 0.274911991f * t) * t2;
+    p = (p + (0.243342258f + 0.201752569f * t)) * t2 + (0.282088335f + 0.282342139f * t);
     *bell = exponential(-0.5f * x * x);
-    float beyond = 0.5f * p * t * *bell;
-    return x < 0 ? beyond : 1 - beyond;
+    vec beyond = 0.5f * p * t * *bell;
+    order below = x < 0;
+    return bits((below & (order)beyond) | (~below & (order)(1 - beyond)));
 }
 
-static void gelu_piece(const float *restrict x, float *restrict y, long n, int by_tanh) {
-    float bell;
-    if (by_tanh)
-        for (long i = 0; i < n; i++) y[i] = x[i] * mass_by_tanh(x[i]);
-    else
-        for (long i = 0; i < n; i++) y[i] = x[i] * mass(x[i], &bell);
+INLINE vec activated(vec x, int by_tanh) {
+    vec bell;
+    return x * (by_tanh ? mass_by_tanh(x) : mass(x, &bell));
 }
 
-static void gelu_backward_piece(const float *x, const float *dy, float *dx, long n, int by_tanh) {
-    if (by_tanh)
-#pragma GCC ivdep
-        for (long i = 0; i < n; i++) {
-            float p = mass_by_tanh(x[i]), slope = 1.59576912f * (1 + 0.134145f * x[i] * x[i]);
-            dx[i] = dy[i] * (p + x[i] * p * (1 - p) * slope);
-        }
-    else
-#pragma GCC ivdep
-        for (long i = 0; i < n; i++) {
-            float bell, p = mass(x[i], &bell);
-            dx[i] = dy[i] * (p + x[i] * bell * 0.398942280f);
-        }
+/* The derivative of the above. */
+INLINE vec slope(vec x, int by_tanh) {
+    vec bell, p = by_tanh ? mass_by_tanh(x) : mass(x, &bell);
+    if (by_tanh) return p + x * p * (1 - p) * (1.59576912f + 0.214064488f * x * x);
+    return p + x * bell * 0.398942280f;
+}
+
+INLINE void gelu_piece(const float *x, float *y, long n, int by_tanh) {
+    for (long i = 0; i < n; i += LANES) store(activated(load(x + i, n - i), by_tanh), y + i, n - i);
+}
+
+INLINE void gelu_backward_piece(const float *x, const float *dy, float *dx, long n, int by_tanh) {
+    for (long i = 0; i < n; i += LANES)
+        store(load(dy + i, n - i) * slope(load(x + i, n - i), by_tanh), dx + i, n - i);
 }
 
 void gelu(const float *x, float *y, long n, int by_tanh, int threads) {
 #pragma omp parallel for num_threads(threads)
-    for (long i = 0; i < n; i += PIECE) gelu_piece(x + i, y + i, least(PIECE, n - i), by_tanh);
+    for (long i = 0; i < n; i += PIECE) {
+        if (by_tanh) gelu_piece(x + i, y + i, least(PIECE, n - i), 1);
+        else gelu_piece(x + i, y + i, least(PIECE, n - i), 0);
+    }
 }
 
 /* dx may be dy. */
 void gelu_backward(const float *x, const float *dy, float *dx, long n, int by_tanh, int threads) {
 #pragma omp parallel for num_threads(threads)
-    for (long i = 0; i < n; i += PIECE) gelu_backward_piece(x + i, dy + i, dx + i, least(PIECE, n - i), by_tanh);
+    for (long i = 0; i < n; i += PIECE) {
+        if (by_tanh) gelu_backward_piece(x + i, dy + i, dx + i, least(PIECE, n - i), 1);
+        else gelu_backward_piece(x + i, dy + i, dx + i, least(PIECE, n - i), 0);
+    }
 }
 
 /* ---- norms --------------------------------------------------------------------------------------- */
@@ -461,11 +510,8 @@ void normalise(const float *x, const float *w, const float *b, float eps, int rm
 #pragma omp parallel for num_threads(threads)
     for (long r = 0; r < rows; r++) {
         const float *from = x + r * n;
-        float *to = y + r * n, mean = 0, square = 0;
-        for (long k = 0; k < n && !rms; k++) mean += from[k];
-        mean /= n;
-        for (long k = 0; k < n; k++) square += (from[k] - mean) * (from[k] - mean);
-        float shrink = 1 / sqrtf(square / n + eps);
+        float *to = y + r * n, mean = rms ? 0 : sum_by(from, NULL, 0, n) / n;
+        float shrink = 1 / sqrtf(sum_by(from, from, mean, n) / n + eps);
         if (moments) moments[2 * r] = mean, moments[2 * r + 1] = shrink;
         if (w && b)
             for (long k = 0; k < n; k++) to[k] = (from[k] - mean) * shrink * w[k] + b[k];
@@ -480,14 +526,17 @@ void normalise_backward(const float *dy, const float *x, const float *moments, c
 #pragma omp parallel for num_threads(threads)
     for (long r = 0; r < rows; r++) {
         const float *xr = x + r * n, *dr = dy + r * n;
-        float *to = dx + r * n, mean = moments[2 * r], shrink = moments[2 * r + 1], along = 0, across = 0;
-        for (long k = 0; k < n; k++) {
-            float d = dr[k] * (w ? w[k] : 1);
-            across += d, along += d * (xr[k] - mean);
+        float *to = dx + r * n, mean = moments[2 * r], shrink = moments[2 * r + 1];
+        vec sums = {0}, sums_along = {0};
+        for (long k = 0; k < n; k += LANES) {
+            vec d = load(dr + k, n - k) * (w ? load(w + k, n - k) : eight(1)), x_k = load(xr + k, n - k) - mean;
+            sums += d, sums_along += d * x_k;
         }
-        across = rms ? 0 : across / n, along *= shrink * shrink / n;
-        for (long k = 0; k < n; k++)
-            to[k] += shrink * (dr[k] * (w ? w[k] : 1) - across - (xr[k] - mean) * along);
+        float across = rms ? 0 : sum_of(sums) / n, along = sum_of(sums_along) * shrink * shrink / n;
+        for (long k = 0; k < n; k += LANES) {
+            vec d = load(dr + k, n - k) * (w ? load(w + k, n - k) : eight(1)), x_k = load(xr + k, n - k) - mean;
+            store(load(to + k, n - k) + shrink * (d - across - x_k * along), to + k, n - k);
+        }
     }
     if (dw) column_sums(dy, x, moments, dw, rows, n, threads);
     if (db) column_sums(dy, NULL, NULL, db, rows, n, threads);
@@ -503,8 +552,16 @@ int cross_entropy(float *logits, long row_stride, const int64_t *target, float *
         if (target[r] < 0 || target[r] >= V) return 1;
 #pragma omp parallel for num_threads(threads)
     for (long r = 0; r < rows; r++) {
-        float *x = logits + r * row_stride, chosen = x[target[r]], largest = largest_of(x, V), sum = 0;
-        for (long j = 0; j < V; j++) sum += x[j] = exponential(x[j] - largest);
+        float *x = logits + r * row_stride, chosen = x[target[r]], largest = largest_of(x, V);
+        vec sums = {0};
+        long j = 0;
+        for (; j + LANES <= V; j += LANES) sums += *(vec *)(x + j) = exponential(*(vec *)(x + j) - largest);
+        float sum = sum_of(sums);
+        if (j < V) {
+            vec last = exponential(load(x + j, V - j) - largest);
+            store(last, x + j, V - j);
+            for (long i = 0; i < V - j; i++) sum += last[i];
+        }
         loss[r] = logf(sum) + largest - chosen;
         if (!gradient) continue;
         float shrink = 1 / sum;
@@ -527,10 +584,7 @@ INLINE float dot(const float *restrict x, const float *restrict y, long n) {
         d += *(vec *)(x + k + 3 * LANES) * *(vec *)(y + k + 3 * LANES);
     }
     for (; k < n; k += LANES) a += *(vec *)(x + k) * *(vec *)(y + k);
-    a = (a + b) + (c + d);
-    float sum = 0;
-    for (int i = 0; i < LANES; i++) sum += a[i];
-    return sum;
+    return sum_of((a + b) + (c + d));
 }
 
 /* y[3 × 4] = x[3 × n] wᵀ[n × 4] */
@@ -542,16 +596,7 @@ INLINE void dots(const float *restrict x, const float *restrict w, long n, float
 #pragma GCC unroll 4
             for (int o = 0; o < 4; o++) sum[b][o] += *(vec *)(x + b * n + k) * *(vec *)(w + o * n + k);
     for (int b = 0; b < 3; b++)
-        for (int o = 0; o < 4; o++) {
-            float total = 0;
-            for (int i = 0; i < LANES; i++) total += sum[b][o][i];
-            y[b * y_row + o] = total;
-        }
-}
-
-INLINE float activated(float x, int activation) {
-    float bell;
-    return activation == 1 ? x * mass(x, &bell) : activation == 2 ? x * mass_by_tanh(x) : x;
+        for (int o = 0; o < 4; o++) y[b * y_row + o] = sum_of(sum[b][o]);
 }
 
 /* y[B × out] = activation(norm(x)[B × in] wᵀ + bias) + rest, where all but the product may be absent. All
@@ -569,9 +614,13 @@ void few_rows(const float *x, int norm, const float *norm_w, const float *norm_b
         for (; b < B; b++)
             for (long o = first; o < first + rows; o++)
                 y[b * out + o] = dot(w + o * in, x + b * in, in);
-        for (b = 0; b < B; b++)
-            for (long i = b * out + first; i < b * out + first + rows; i++)
-                y[i] = activated(y[i] + (bias ? bias[i - b * out] : 0), activation) + (rest ? rest[i] : 0);
+        for (b = 0; b < B; b++) {
+            vec v = load(y + b * out + first, rows);
+            if (bias) v += load(bias + first, rows);
+            if (activation) v = activated(v, activation == 2);
+            if (rest) v += load(rest + b * out + first, rows);
+            store(v, y + b * out + first, rows);
+        }
     }
     free(normed);
 }
@@ -594,7 +643,11 @@ void attend(const float *q, const float *k, const float *v, const long (*stride)
                 w[t] = dot(all_k + t * E, qh, E) * scale + (bias ? bias[h * (at + 1) + t] : 0);
                 largest = w[t] > largest ? w[t] : largest;
             }
-            for (long t = 0; t <= at; t++) sum += w[t] = exponential(w[t] - largest);
+            for (long t = 0; t <= at; t += LANES) {
+                vec weight = exponential(load(w + t, at + 1 - t) - largest);
+                store(weight, w + t, at + 1 - t);
+                for (long i = 0; i < least(LANES, at + 1 - t); i++) sum += weight[i];
+            }
             memset(yh, 0, E * sizeof(float));
             for (long t = 0; t <= at; t++)
                 for (long e = 0; e < E; e += LANES) *(vec *)(yh + e) += w[t] / sum * *(vec *)(all_v + t * E + e);

@@ -22,10 +22,10 @@ import torch  # noqa: F401  whose OpenMP runtime the kernels use
 log = logging.getLogger(__name__)
 
 SWITCH = "OELM_KERNELS"
-# All of -ffast-math but what would lose NaN and infinity, by which a diverging run is noticed.
+# Sums are computed as they are written, and NaN and infinity, by which a diverging run is noticed, are kept.
 FLAGS = (
     "-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
-    "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math",
+    "-fno-signed-zeros",
 )  # fmt: skip
 
 

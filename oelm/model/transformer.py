@@ -13,16 +13,13 @@ from torch.utils.checkpoint import checkpoint
 
 from oelm.errors import UserError
 from oelm.kernels import block as in_one
+from oelm.kernels.block import SMALL
 from oelm.kernels.functions import gelu
 from oelm.methods import Method
 from oelm.model.attention import Attention, Cache, rotation_table
 from oelm.model.config import ModelConfig
 from oelm.model.projection import Projection
 from oelm.projections import normal, stream
-
-SMALL = 2**21
-"""Bytes up to which holding a tensor for backward is better than computing it again."""
-
 
 class MLP(nn.Module):
     """Two projections with GELU between them, or SwiGLU, whose gate is treated as `up` is."""
