@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from scipy import stats
 from torch import Tensor, nn
 
 from oelm.config import to_mapping
@@ -92,6 +91,8 @@ class Ratio:
     @staticmethod
     def of(numerators: Sequence[float], denominators: Sequence[float]) -> "Ratio":
         """By order statistics, so that a moment when the machine was busy does not matter."""
+        from scipy import stats  # 59 MiB, which whoever only takes steps does without
+
         ordered = sorted(a / b for a, b in zip(numerators, denominators, strict=True))
         outside = max(0, int(stats.binom.ppf(0.025, len(ordered), 0.5)) - 1)
         return Ratio(statistics.median(ordered), ordered[outside], ordered[-1 - outside])
