@@ -24,7 +24,7 @@ typedef struct {
 typedef struct { const float *w, *b; float *dw, *db; } norm;
 
 /* What is added to all queries, or keys: [T × D]. */
-typedef struct { const float *value; float *gradient; } shift;
+typedef struct { const float *value; float *dvalue; } shift;
 
 typedef struct {
     long B, T, H, E, F, rms, causal, by_tanh, threads;
@@ -108,10 +108,10 @@ static void place(const block *s, const shift *by, float *x) {
 static void place_backward(const block *s, const shift *by, float *dx) {
     long D = s->H * s->E, all = s->T * D;
     if (s->cos) rotate(s, dx, -1);
-    if (by->gradient)
+    if (by->dvalue)
 #pragma omp parallel for num_threads(s->threads)
         for (long t = 0; t < s->T; t++) {
-            float *sum = by->gradient + t * D;
+            float *sum = by->dvalue + t * D;
             memcpy(sum, dx + t * D, D * sizeof(float));
             for (long b = 1; b < s->B; b++)
                 for (long d = 0; d < D; d++) sum[d] += dx[b * all + t * D + d];

@@ -1,7 +1,7 @@
 """A transformer block as one torch function: one call of `block.c` forward, one backward."""
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ class _Norm(ctypes.Structure):
 
 
 class _Shift(ctypes.Structure):
-    _fields_ = _fields(_pointer, "value", "gradient")
+    _fields_ = _fields(_pointer, "value", "dvalue")
 
 
 class _Block(ctypes.Structure):
@@ -60,12 +60,8 @@ class Shape:
     rms: bool
     causal: bool
     by_tanh: bool
-    ahead: tuple[int, int, int]
+    ahead: tuple[int, ...]
     """By how many channels q, k and v begin further on, where they have no matrix and no order."""
-
-
-Weights = Mapping[str, Mapping[str, Tensor | None]]
-"""By the names of the C structure's parts and their fields, such as `weights["q"]["w"]`."""
 
 
 def applies(x_BTD: Tensor, shape: Shape) -> bool:
@@ -74,12 +70,17 @@ def applies(x_BTD: Tensor, shape: Shape) -> bool:
 
 
 def block(
-    x_BTD: Tensor, shape: Shape, weights: Weights, rotation: tuple[Tensor, Tensor] | None
+    x_BTD: Tensor,
+    shape: Shape,
+    weights: Mapping[str, Tensor | None],
+    rotation: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """The block's output [B, T, D]; gradients go to x and to the weights that want one."""
-    names = [(part, name) for part, own in weights.items() for name in own]
+    """The block's output [B, T, D], with gradients.
+
+    The weights are named as in the C structure, such as `q.w` or `mlp_norm.b`; absent ones are None.
+    """
     y: Tensor = _Function.apply(  # type: ignore[no-untyped-call]
-        x_BTD, shape, names, rotation, *(weights[part][name] for part, name in names)
+        x_BTD, shape, list(weights), rotation, *weights.values()
     )
     return y
 
@@ -90,31 +91,31 @@ class _Function(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         shape: Shape,
-        names: list[tuple[str, str]],
+        names: list[str],
         rotation: tuple[Tensor, Tensor] | None,
         *weights: Tensor | None,
     ) -> Tensor:
         x = x.contiguous()
-        B, T, D = x.shape
+        B, T = x.shape[:2]
         given = {at: w.contiguous() for at, w in zip(names, weights, strict=True) if w is not None}
-        kept = {("x", ""): x, ("heads", ""): torch.empty_like(x), ("middle", ""): torch.empty_like(x)}
-        kept["log_sum", ""] = x.new_empty(B, shape.n_heads, T)
-        kept["up", "y"] = wide = x.new_empty(B, T, shape.d_ff)
+        kept = {"x": x, "heads": torch.empty_like(x), "middle": torch.empty_like(x)}
+        kept["log_sum"] = x.new_empty(B, shape.n_heads, T)
+        kept["up.y"] = wide = x.new_empty(B, T, shape.d_ff)
         if wide.nbytes <= SMALL:
-            kept["active", ""] = torch.empty_like(wide)
+            kept["active"] = torch.empty_like(wide)
         for part, ahead in zip("qkv", shape.ahead, strict=True):
-            update = given.get((part, "a"))
+            update = given.get(f"{part}.a")
             if update is not None:
-                kept[part, "few"] = x.new_empty(B * T, len(update))
-            made = any((part, name) in given for name in ("w", "order", "a"))
-            moved = part != "v" and (rotation is not None or (f"{part}_shift", "value") in given)
+                kept[f"{part}.few"] = x.new_empty(B * T, len(update))
+            made = any(f"{part}.{name}" in given for name in ("w", "order", "a"))
+            moved = part != "v" and (rotation is not None or f"{part}_shift.value" in given)
             if made or moved or (ahead and part != "k"):  # else it is read where it lies
-                kept[part, "y"] = torch.empty_like(x)
+                kept[f"{part}.y"] = torch.empty_like(x)
         if rotation is not None:
-            kept["cos", ""], kept["sin", ""] = (table.contiguous() for table in rotation)
+            kept["cos"], kept["sin"] = (table.contiguous() for table in rotation)
         y = torch.empty_like(x)
-        kernels().block_forward(_described(x, shape, {**given, **kept, ("y", ""): y}))
-        ctx.shape, ctx.places, ctx.names = shape, [*given, *kept], names
+        kernels().block_forward(_described(x, shape, {**given, **kept, "y": y}))
+        ctx.shape, ctx.names, ctx.places = shape, names, [*given, *kept]
         ctx.save_for_backward(*given.values(), *kept.values())
         return y
 
@@ -122,25 +123,22 @@ class _Function(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         tensors = dict(zip(ctx.places, ctx.saved_tensors, strict=True))
-        x = tensors["x", ""]
-        gradients: dict[tuple[str, str], Tensor] = {}
-        for (part, name), wanted in zip(ctx.names, ctx.needs_input_grad[4:], strict=True):
-            if wanted:
-                place = "gradient" if name == "value" else f"d{name}"
-                gradients[part, place] = torch.empty_like(tensors[part, name])
-        ends = {("dy", ""): dy.contiguous(), ("dx", ""): torch.empty_like(x)}
-        kernels().block_backward(_described(x, ctx.shape, {**tensors, **gradients, **ends}))
-        return ends["dx", ""], None, None, None, *_in_order(ctx.names, gradients)
+        wanted = zip(ctx.names, ctx.needs_input_grad[4:], strict=True)
+        grads = {name: torch.empty_like(tensors[name]) if need else None for name, need in wanted}
+        places = {_place_of_gradient(name): g for name, g in grads.items() if g is not None}
+        x = tensors["x"]
+        dx = torch.empty_like(x)
+        ends = {"dy": dy.contiguous(), "dx": dx}
+        kernels().block_backward(_described(x, ctx.shape, {**tensors, **places, **ends}))
+        return dx, None, None, None, *grads.values()
 
 
-def _in_order(
-    names: list[tuple[str, str]], gradients: dict[tuple[str, str], Tensor]
-) -> Iterator[Tensor | None]:
-    for part, name in names:
-        yield gradients.get((part, "gradient" if name == "value" else f"d{name}"))
+def _place_of_gradient(name: str) -> str:
+    part, field = name.split(".")
+    return f"{part}.d{field}"
 
 
-def _described(x: Tensor, shape: Shape, tensors: dict[tuple[str, str], Tensor]) -> Any:
+def _described(x: Tensor, shape: Shape, tensors: Mapping[str, Tensor]) -> Any:
     """The C structure, with a null pointer for every tensor that is not there."""
     (B, T, D), H = x.shape, shape.n_heads
     found = _Block(
@@ -149,11 +147,10 @@ def _described(x: Tensor, shape: Shape, tensors: dict[tuple[str, str], Tensor]) 
     )  # fmt: skip
     for part, ahead in zip("qkv", shape.ahead, strict=True):
         getattr(found, part).ahead = ahead
-    for (part, name), tensor in tensors.items():
-        if name:
-            setattr(getattr(found, part), name, tensor.data_ptr())
-            if name == "a":
-                getattr(found, part).rank = len(tensor)
-        else:
-            setattr(found, part, tensor.data_ptr())
+    for name, tensor in tensors.items():
+        part, _, field = name.rpartition(".")
+        structure = getattr(found, part) if part else found
+        setattr(structure, field, tensor.data_ptr())
+        if field == "a":
+            structure.rank = len(tensor)
     return ctypes.byref(found)

@@ -21,6 +21,7 @@ from oelm.model.config import ModelConfig
 from oelm.model.projection import Projection
 from oelm.projections import normal, stream
 
+
 class MLP(nn.Module):
     """Two projections with GELU between them, or SwiGLU, whose gate is treated as `up` is."""
 
@@ -132,7 +133,7 @@ class Block(nn.Module):
     def _in_one(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         """`forward` by the kernel of a whole block."""
         a, mlp = self.attention, self.mlp
-        weights = {
+        parts = {
             "attention_norm": _norm_tensors(self.attention_norm),
             "mlp_norm": _norm_tensors(self.mlp_norm),
             **{name: getattr(a, name).tensors() for name in ("q", "k", "v", "o")},
@@ -140,10 +141,11 @@ class Block(nn.Module):
             "down": mlp.down.tensors(),
         }
         if rotation is not None:
-            for name, of_heads in zip(("q", "k"), a.kernels(rotation), strict=True):
+            for name, of_heads in zip(("q_shift", "k_shift"), a.kernels(rotation), strict=True):
                 if of_heads is not None:  # [H, T or 1, E] → [T, D]
                     turned = of_heads.expand(-1, x.shape[1], -1).transpose(0, 1)
-                    weights[f"{name}_shift"] = {"value": turned.flatten(1)}
+                    parts[name] = {"value": turned.flatten(1)}
+        weights = {f"{part}.{name}": t for part, own in parts.items() for name, t in own.items()}
         return in_one.block(x, self.shape, weights, rotation if a.rope else None)
 
     def _drop(self, x: Tensor) -> Tensor:

@@ -46,9 +46,7 @@ class AdamW(torch.optim.AdamW):
     step = torch.no_grad()(_undecorated("step"))
 
 
-def build_optimizer(
-    model: nn.Module, method: Method, gates: Gates, config: TrainConfig
-) -> AdamW:
+def build_optimizer(model: nn.Module, method: Method, gates: Gates, config: TrainConfig) -> AdamW:
     """Every parameter that ever trains, in groups that share decay, multiplier and thaw step."""
     groups: dict[tuple[bool, float, int], list[Tensor]] = {}
     for name, parameter in model.named_parameters():

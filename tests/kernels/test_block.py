@@ -1,0 +1,140 @@
+"""A block in one call against its modules one by one, in float64."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oelm import GPT, ModelConfig
+from oelm.kernels import block as in_one
+from oelm.kernels import functions
+from oelm.methods import METHODS, method
+from tests.kernels import needs_compiler
+
+pytestmark = needs_compiler
+
+SIMPLE = sorted(METHODS.keys() - {"oelm_temperature", "oelm_gain"})
+WIDTH = 32
+
+
+@pytest.fixture(autouse=True, scope="module")
+def products_of_our_own():
+    """On any processor."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functions, "products_pay", lambda: True)
+        yield
+
+
+def model_of(name, seed=0, **options):
+    """With values that no training starts from, so that every part shows."""
+    small = {
+        "n_layers": 2,
+        "d_model": WIDTH,
+        "n_heads": 2,
+        "d_ff": 80,
+        "seq_len": 50,
+        "vocab_size": 7,
+    }
+    shape = ModelConfig(**{**small, **options})
+    model = GPT(shape, method(name), seed)
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=draw)
+    return model
+
+
+def through(model, x, rotation=None):
+    """The first block's output and the gradients of what it trains."""
+    block = model.blocks[0]
+    if model.turns:
+        rotation = tuple(table[: x.shape[1]].to(x.dtype) for table in (model.cos, model.sin))
+    names, trained = zip(*block.named_parameters(), strict=True)
+    x = x.requires_grad_()
+    y = block(x, rotation)
+    grads = torch.autograd.grad(y, [x, *trained], torch.sin(torch.arange(y.numel())).view_as(y))
+    return y, dict(zip(["x", *names], grads, strict=True))
+
+
+def inputs(*shape, seed=0):
+    return torch.randn(*shape, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    name=st.sampled_from(SIMPLE), B=st.integers(1, 3), T=st.integers(1, 50), seed=st.integers(0, 10**6),
+    positions=st.sampled_from(["learned", "rope"]), norm=st.sampled_from(["layernorm", "rmsnorm"]),
+    activation=st.sampled_from(["gelu", "gelu_tanh"]), attention_bias=st.booleans(),
+    mlp_bias=st.booleans(), small=st.sampled_from([0, 2**21]),
+)  # fmt: skip
+def test_a_block_and_its_gradients_are_those_of_its_modules(name, B, T, seed, small, **options):
+    model = model_of(name, seed, **options)
+    exact = copy.deepcopy(model).double()
+    x = inputs(B, T, seed=seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(in_one, "SMALL", small)
+        y, grads = through(model, x.clone())
+    assert "_Function" in type(y.grad_fn).__name__
+    expected, exact_grads = through(exact, x.double())
+    assert "_Function" not in type(expected.grad_fn).__name__
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
+    assert grads.keys() == exact_grads.keys()
+    largest = max(grad.abs().max().item() for grad in exact_grads.values())
+    for key, grad in exact_grads.items():
+        torch.testing.assert_close(grads[key].double(), grad, rtol=1e-3, atol=2e-6 * largest)
+
+
+@pytest.mark.parametrize("name", ["oelm_temperature", "oelm_gain"])
+def test_what_the_kernel_does_not_know_goes_through_the_modules(name):
+    y, _ = through(model_of(name), inputs(1, 5))
+    assert "_Function" not in type(y.grad_fn).__name__
+
+
+def test_dropout_and_whoever_listens_to_a_part_are_served_by_the_modules():
+    model = model_of("baseline", dropout=0.5)
+    y, _ = through(model.train(), inputs(1, 5))
+    assert "_Function" not in type(y.grad_fn).__name__
+    y, _ = through(model.eval(), inputs(1, 5))
+    assert "_Function" in type(y.grad_fn).__name__
+    heard = []
+    listener = model.blocks[0].attention.register_forward_pre_hook(lambda m, args: heard.append(1))
+    through(model, inputs(1, 5))
+    listener.remove()
+    assert heard == [1]
+    y, _ = through(model, inputs(1, 5))
+    assert "_Function" in type(y.grad_fn).__name__
+
+
+def kept(name, part):
+    """Whether a block keeps that part of attention for backward."""
+    y, _ = through(model_of(name), inputs(2, 9))
+    return f"{part}.y" in y.grad_fn.places
+
+
+def test_an_identity_is_read_where_it_lies_with_no_copy():
+    assert [kept("baseline", part) for part in "qkv"] == [True, True, True]
+    assert [kept("identity_q", part) for part in "qkv"] == [False, True, True]
+    assert [kept("identity_qk", part) for part in "qkv"] == [False, False, True]
+
+
+def test_the_bits_do_not_depend_on_the_threads():
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            y, grads = through(model_of("oelm_kernel", positions="rope"), inputs(3, 50))
+            found.append([y, *grads.values()])
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_what_is_not_finite_stays_visible():
+    x = inputs(2, 6)
+    x[1, 3, 0] = float("nan")
+    y, _ = through(model_of("baseline"), x)
+    assert y[0].isfinite().all()
+    assert not y[1, 3:].isfinite().any()
