@@ -1,14 +1,14 @@
 /* The operations that torch leaves slow on CPUs, in float32: products, attention, GELU, the softmax of the
-   loss, and what it takes to generate one token. Built on first use by `library.py`.
+   loss. Built on first use by `library.py`, with `block.c` and `token.c`, which are made of them.
 
    Every result is computed by one thread from start to end, so its bits do not depend on how many there
    are. NaN and infinity pass through: the build must not use -ffinite-math-only. */
 
 #include "cpu.h"
+#include "vectors.h"
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum {
     TILE_ROWS = 6, TILE_COLUMNS = 16, /* as many sums as fit into 16 vector registers */
@@ -19,71 +19,6 @@ enum {
     DEPTH = 256, STRIP_ROWS = 96, STRIP_COLUMNS = 512,
     PANEL = DEPTH * TILE_ROWS + LANES, /* the rows of a tile, and room for a last store to run over */
 };
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t order __attribute__((vector_size(4 * LANES)));
-
-static long at_least(long n, long unit) { return (n + unit - 1) / unit * unit; }
-
-/* The first n numbers of x, up to a vector of them. */
-INLINE vec load(const float *x, long n) {
-    if (n >= LANES) return *(vec *)x;
-    vec v = {0};
-    memcpy(&v, x, n * sizeof(float));
-    return v;
-}
-
-INLINE void store(vec v, float *y, long n) {
-    if (n >= LANES) *(vec *)y = v;
-    else memcpy(y, &v, n * sizeof(float));
-}
-
-/* a where it is larger than b, else b, and so also where either is no number. Compilers make six instructions of
-   that, if they are left to it. */
-INLINE vec larger(vec a, vec b) {
-#ifdef __AVX__
-    return __builtin_ia32_maxps256(a, b);
-#else
-    for (int i = 0; i < LANES; i++) a[i] = a[i] > b[i] ? a[i] : b[i];
-    return a;
-#endif
-}
-
-INLINE vec bits(order x) { return (vec)x; }
-INLINE vec eight(float x) { return (vec){x, x, x, x, x, x, x, x}; }
-
-/* 2^k · exp(f) with |f| ≤ ln 2 / 2, to about 1e-7 of the value; below -87 it stays at exp(-87), and x must not be
-   above 88. */
-INLINE vec exponential(vec x) {
-    x = larger(eight(-87.0f), x);
-    const float one_and_a_half = 12582912.0f; /* · 2^23: the last bit of a sum with it is worth 1 */
-    order k = (order)(x * 1.44269504f + one_and_a_half) - (order)eight(one_and_a_half);
-    vec whole = __builtin_convertvector(k, vec);
-    vec f = x - whole * 0.693145752f - whole * 1.42860677e-6f; /* ln 2 in two parts */
-    vec f2 = f * f, p = 1.39819994e-3f + 1.98756912e-4f * f; /* by pairs: one term after the other takes longer */
-    p = p * f2 + (4.16657962e-2f + 8.33345205e-3f * f);
-    p = p * f2 + (0.5f + 1.66666656e-1f * f);
-    p = p * f2 + (1 + f);
-    return p * bits((k + 127) << 23);
-}
-
-INLINE float sum_of(vec x) {
-    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
-}
-
-/* The sum of x - mean, or of (x - mean)(y - mean). */
-INLINE float sum_by(const float *x, const float *y, float mean, long n) {
-    vec sums = {0};
-    long k = 0;
-    for (; k + LANES <= n; k += LANES) {
-        vec other = eight(1);
-        if (y) other = *(vec *)(y + k) - mean;
-        sums += (*(vec *)(x + k) - mean) * other;
-    }
-    float sum = sum_of(sums);
-    for (; k < n; k++) sum += (x[k] - mean) * (y ? y[k] - mean : 1);
-    return sum;
-}
-
 /* NaN does not count. */
 static float largest_of(const float *x, long n) {
     vec each = eight(-INFINITY);
@@ -444,37 +379,6 @@ void attention_backward(const float *q, const float *k, const float *v, const fl
 
 /* ---- GELU: x p, where p is the normal distribution's mass below x, or nearly so by tanh -------------- */
 
-/* (1 + tanh u) / 2 = 1 / (1 + exp(-2u)) */
-INLINE vec mass_by_tanh(vec x) {
-    vec u = 1.59576912f * x * (1 + 0.044715f * x * x);
-    return 1 / (1 + exponential(-larger(eight(-87.0f), u)));
-}
-
-/* By a polynomial of t = 1 / (1 + |x| / √8) times exp(-x²/2), fitted to 4e-8 of the mass beyond |x|; `bell` is that
-   exponential. */
-INLINE vec mass(vec x, vec *bell) {
-    vec t = 1 / (1 + 0.353553391f * bits((order)x & 0x7fffffff));
-    vec t2 = t * t, t4 = t2 * t2, p = (-0.484459386f + 0.283258723f * t) + -0.0588004886f * t2;
-    p = p * t4 + (-0.0244361823f + 0.274911991f * t) * t2;
-    p = (p + (0.243342258f + 0.201752569f * t)) * t2 + (0.282088335f + 0.282342139f * t);
-    *bell = exponential(-0.5f * x * x);
-    vec beyond = 0.5f * p * t * *bell;
-    order below = x < 0;
-    return bits((below & (order)beyond) | (~below & (order)(1 - beyond)));
-}
-
-INLINE vec activated(vec x, int by_tanh) {
-    vec bell;
-    return x * (by_tanh ? mass_by_tanh(x) : mass(x, &bell));
-}
-
-/* The derivative of the above. */
-INLINE vec slope(vec x, int by_tanh) {
-    vec bell, p = by_tanh ? mass_by_tanh(x) : mass(x, &bell);
-    if (by_tanh) return p + x * p * (1 - p) * (1.59576912f + 0.214064488f * x * x);
-    return p + x * bell * 0.398942280f;
-}
-
 INLINE void gelu_piece(const float *x, float *y, long n, int by_tanh) {
     for (long i = 0; i < n; i += LANES) store(activated(load(x + i, n - i), by_tanh), y + i, n - i);
 }
@@ -503,21 +407,11 @@ void gelu_backward(const float *x, const float *dy, float *dx, long n, int by_ta
 
 /* ---- norms --------------------------------------------------------------------------------------- */
 
-/* Rows brought to variance 1, and to mean 0 unless `rms`; w and b may be absent. `moments`, if wanted, are each
-   row's mean and the factor that shrinks it. */
+/* Of every row; `moments`, if wanted, are each row's mean and the factor that shrinks it. */
 void normalise(const float *x, const float *w, const float *b, float eps, int rms, float *y, float *moments,
                long rows, long n, int threads) {
 #pragma omp parallel for num_threads(threads)
-    for (long r = 0; r < rows; r++) {
-        const float *from = x + r * n;
-        float *to = y + r * n, mean = rms ? 0 : sum_by(from, NULL, 0, n) / n;
-        float shrink = 1 / sqrtf(sum_by(from, from, mean, n) / n + eps);
-        if (moments) moments[2 * r] = mean, moments[2 * r + 1] = shrink;
-        if (w && b)
-            for (long k = 0; k < n; k++) to[k] = (from[k] - mean) * shrink * w[k] + b[k];
-        else
-            for (long k = 0; k < n; k++) to[k] = (from[k] - mean) * shrink * (w ? w[k] : 1) + (b ? b[k] : 0);
-    }
+    for (long r = 0; r < rows; r++) normalise_row(x + r * n, w, b, eps, rms, y + r * n, moments ? moments + 2 * r : NULL, n);
 }
 
 /* dx, added to what is there, from the gradient of y and the moments; dw and db if they are wanted. */
@@ -569,89 +463,4 @@ int cross_entropy(float *logits, long row_stride, const int64_t *target, float *
         x[target[r]] -= 1;
     }
     return 0;
-}
-
-/* ---- one token at a time ------------------------------------------------------------------------- */
-
-/* n is a multiple of 8. */
-INLINE float dot(const float *restrict x, const float *restrict y, long n) {
-    vec a = {0}, b = {0}, c = {0}, d = {0};
-    long k = 0;
-    for (; k + 4 * LANES <= n; k += 4 * LANES) {
-        a += *(vec *)(x + k) * *(vec *)(y + k);
-        b += *(vec *)(x + k + LANES) * *(vec *)(y + k + LANES);
-        c += *(vec *)(x + k + 2 * LANES) * *(vec *)(y + k + 2 * LANES);
-        d += *(vec *)(x + k + 3 * LANES) * *(vec *)(y + k + 3 * LANES);
-    }
-    for (; k < n; k += LANES) a += *(vec *)(x + k) * *(vec *)(y + k);
-    return sum_of((a + b) + (c + d));
-}
-
-/* y[3 × 4] = x[3 × n] wᵀ[n × 4] */
-INLINE void dots(const float *restrict x, const float *restrict w, long n, float *restrict y, long y_row) {
-    vec sum[3][4] = {{{0}}};
-    for (long k = 0; k < n; k += LANES)
-#pragma GCC unroll 3
-        for (int b = 0; b < 3; b++)
-#pragma GCC unroll 4
-            for (int o = 0; o < 4; o++) sum[b][o] += *(vec *)(x + b * n + k) * *(vec *)(w + o * n + k);
-    for (int b = 0; b < 3; b++)
-        for (int o = 0; o < 4; o++) y[b * y_row + o] = sum_of(sum[b][o]);
-}
-
-/* y[B × out] = activation(norm(x)[B × in] wᵀ + bias) + rest, where all but the product may be absent. All
-   threads read w, once. `norm` is 0 for none, 1 for a LayerNorm, 2 for an RMSNorm. */
-void few_rows(const float *x, int norm, const float *norm_w, const float *norm_b, float eps, const float *w,
-              const float *bias, int activation, const float *rest, float *y, long B, long in, long out,
-              int threads) {
-    float *normed = norm ? malloc(B * in * sizeof(float)) : NULL;
-    if (norm) normalise(x, norm_w, norm_b, eps, norm == 2, normed, NULL, B, in, 1), x = normed;
-#pragma omp parallel for num_threads(threads)
-    for (long first = 0; first < out; first += 4) {
-        long rows = least(4, out - first), b = 0;
-        if (rows == 4)
-            for (; b + 3 <= B; b += 3) dots(x + b * in, w + first * in, in, y + b * out + first, out);
-        for (; b < B; b++)
-            for (long o = first; o < first + rows; o++)
-                y[b * out + o] = dot(w + o * in, x + b * in, in);
-        for (b = 0; b < B; b++) {
-            vec v = load(y + b * out + first, rows);
-            if (bias) v += load(bias + first, rows);
-            if (activation) v = activated(v, activation == 2);
-            if (rest) v += load(rest + b * out + first, rows);
-            store(v, y + b * out + first, rows);
-        }
-    }
-    free(normed);
-}
-
-/* k and v [B, H, E] go to position `at` of the caches [B, H, S, E]; y [B, H, E] is what q reads there. */
-void attend(const float *q, const float *k, const float *v, const long (*stride)[2], float *keys, float *values,
-            const float *bias, float *y, long B, long H, long S, long E, long at, float scale, int threads) {
-#pragma omp parallel num_threads(threads)
-    {
-        float *w = malloc((at + 1) * sizeof(float));
-#pragma omp for
-        for (long bh = 0; bh < B * H; bh++) {
-            long b = bh / H, h = bh % H;
-            const float *qh = q + b * stride[0][0] + h * stride[0][1];
-            float *all_k = keys + bh * S * E, *all_v = values + bh * S * E, *yh = y + bh * E;
-            float largest = -INFINITY, sum = 0;
-            memcpy(all_k + at * E, k + b * stride[1][0] + h * stride[1][1], E * sizeof(float));
-            memcpy(all_v + at * E, v + b * stride[2][0] + h * stride[2][1], E * sizeof(float));
-            for (long t = 0; t <= at; t++) {
-                w[t] = dot(all_k + t * E, qh, E) * scale + (bias ? bias[h * (at + 1) + t] : 0);
-                largest = w[t] > largest ? w[t] : largest;
-            }
-            for (long t = 0; t <= at; t += LANES) {
-                vec weight = exponential(load(w + t, at + 1 - t) - largest);
-                store(weight, w + t, at + 1 - t);
-                for (long i = 0; i < least(LANES, at + 1 - t); i++) sum += weight[i];
-            }
-            memset(yh, 0, E * sizeof(float));
-            for (long t = 0; t <= at; t++)
-                for (long e = 0; e < E; e += LANES) *(vec *)(yh + e) += w[t] / sum * *(vec *)(all_v + t * E + e);
-        }
-        free(w);
-    }
 }

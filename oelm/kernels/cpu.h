@@ -1,11 +1,13 @@
 /* What the kernels share, and those that a block is made of; each is explained where it is written. */
 
+#pragma once
+
 #include <stdint.h>
 
-enum { LANES = 8 /* numbers in a vector */ };
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE long least(long a, long b) { return a < b ? a : b; }
+INLINE long at_least(long n, long unit) { return (n + unit - 1) / unit * unit; }
 
 void linear(const float *x, const float *w, const float *bias, float *y, long N, long out, long in, int threads);
 void linear_backward(const float *dy, const float *x, const float *w, float *dx, int add, float *dw, float *dbias,

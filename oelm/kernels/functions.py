@@ -221,44 +221,12 @@ def cross_entropy_(logits_NV: Tensor, target_N: Tensor, *, gradient: bool) -> Te
     return (mass.log() + largest - chosen)[:, 0]
 
 
-ACTIVATIONS = {None: 0, "gelu": 1, "gelu_tanh": 2}
-
-
-def few_rows(
-    x_BD: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    norm: nn.Module | None = None,
-    activation: str | None = None,
-    rest: Tensor | None = None,
-) -> Tensor:
-    """activation(norm(x) Wᵀ + bias) + rest for a few rows, where the kernel applies; no gradient."""
+def few_rows(x_BD: Tensor, weight: Tensor) -> Tensor:
+    """x Wᵀ of a few rows, where the kernels apply; no gradient."""
     y = x_BD.new_empty(len(x_BD), len(weight))
-    kind, eps, norm_weight, norm_bias = 0, 0.0, None, None
-    if isinstance(norm, nn.LayerNorm):
-        kind, eps, norm_weight, norm_bias = 1, norm.eps, norm.weight, norm.bias
-    elif isinstance(norm, nn.RMSNorm):
-        assert norm.eps is not None
-        kind, eps, norm_weight = 2, norm.eps, norm.weight
     kernels().few_rows(
-        x_BD.data_ptr(), kind, *pointers(norm_weight, norm_bias), eps, *pointers(weight, bias),
-        ACTIVATIONS[activation], *pointers(rest, y), *x_BD.shape, len(weight), torch.get_num_threads(),
-    )  # fmt: skip
-    return y
-
-
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, at: int, bias: Tensor | None
-) -> Tensor:
-    """Put k and v [B, H, 1, E] into the caches [B, H, S, E] at a position; returns what q reads there."""
-    B, H, S, E = keys.shape
-    q, k, v = (in_rows(x) for x in (q, k, v))
-    y = q.new_empty(B, H, 1, E)
-    kernels().attend(
-        *pointers(q, k, v), strides(q, k, v, of=2), *pointers(keys, values, bias, y), B, H, S, E, at,
-        E**-0.5, torch.get_num_threads(),
-    )  # fmt: skip
+        *pointers(x_BD, weight, y), *x_BD.shape, len(weight), torch.get_num_threads()
+    )
     return y
 
 

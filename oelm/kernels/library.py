@@ -22,6 +22,8 @@ import torch  # noqa: F401  whose OpenMP runtime the kernels use
 log = logging.getLogger(__name__)
 
 SWITCH = "OELM_KERNELS"
+UNITS = ("cpu", "block", "token")
+HEADERS = ("cpu.h", "vectors.h")
 # Sums are computed as they are written, and NaN and infinity, by which a diverging run is noticed, are kept.
 FLAGS = (
     "-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
@@ -41,11 +43,10 @@ _SIGNATURES = {
     "linear_backward": [_pointer] * 4 + [_int] + [_pointer] * 2 + [_long] * 3 + [_int],
     "low_rank": [_pointer] * 6 + [_long] * 4 + [_int],
     "low_rank_backward": [_pointer] * 6 + [_int] + [_pointer] * 2 + [_long] * 4 + [_int],
-    "few_rows": [_pointer, _int, _pointer, _pointer, _float, _pointer, _pointer, _int, _pointer, _pointer,
-               _long, _long, _long, _int],
-    "attend": [_pointer] * 8 + [_long] * 5 + [_float, _int],
+    "few_rows": [_pointer] * 3 + [_long] * 3 + [_int],
     "block_forward": [_pointer],
     "block_backward": [_pointer],
+    "next_logits": [_pointer],
 }  # fmt: skip
 
 
@@ -79,7 +80,10 @@ def in_use() -> str:
 def build() -> Path:
     """Compile unless that was done before, for this source, compiler and processor."""
     files = resources.files("oelm.kernels")
-    sources = {name: files.joinpath(name).read_bytes() for name in ("cpu.h", "cpu.c", "block.c")}
+    sources = {
+        name: files.joinpath(name).read_bytes()
+        for name in (*HEADERS, *(f"{unit}.c" for unit in UNITS))
+    }
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         raise FileNotFoundError("no C compiler was found; install gcc to have them")
@@ -94,9 +98,10 @@ def build() -> Path:
             run = functools.partial(
                 subprocess.run, cwd=place, check=True, capture_output=True, text=True
             )
-            run([compiler, *FLAGS, "-c", "cpu.c", "block.c"])
+            run([compiler, *FLAGS, "-c", *(f"{unit}.c" for unit in UNITS)])
             # Linked without -fopenmp: a second OpenMP runtime beside torch's would fight it for cores.
-            run([compiler, "-shared", "cpu.o", "block.o", "-lm", "-o", "cpu.so"])
+            objects = [f"{unit}.o" for unit in UNITS]
+            run([compiler, "-shared", *objects, "-lm", "-o", "cpu.so"])
             os.replace(Path(place) / "cpu.so", target)  # at once, should others build it too
     return target
 

@@ -1,53 +1,29 @@
 """A GPT laid out for one token at a time on a CPU.
 
 With one row, a step is mostly reading weights and, where those are small, the calls around its products.
-So q, k and v become one product, gains and low-rank updates are merged into their matrices, and each
-product is a kernel whose threads read the matrix once between them.
+So q, k and v become one matrix, gains, temperatures and low-rank updates are merged into theirs, and one call
+goes through all layers.
 """
 
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from oelm.kernels.functions import applies, attend, few_rows
+from oelm.kernels.functions import applies
+from oelm.kernels.token import Affine, Layer, Stack
 from oelm.model.attention import Cache
 from oelm.model.projection import Projection
-from oelm.model.transformer import Block
+from oelm.model.transformer import NORM_EPS, Block, norm_tensors
 
 if TYPE_CHECKING:
     from oelm.model.gpt import GPT
 
-CHANNELS = 8  # the kernels take a row's numbers by so many
-
-
-class Linear:
-    """Some projections of the same input as one, with the norm before it and the activation after it."""
-
-    def __init__(
-        self,
-        *projections: Projection,
-        norm: nn.Module | None = None,
-        activation: str | None = None,
-    ) -> None:
-        self.norm, self.activation = norm, activation
-        matrices, biases = zip(*(p.merged() for p in projections), strict=True)
-        self.weight = torch.cat(matrices) if len(matrices) > 1 else matrices[0].contiguous()
-        self.bias = None
-        if any(bias is not None for bias in biases):
-            pairs = zip(matrices, biases, strict=True)
-            self.bias = torch.cat([m.new_zeros(len(m)) if b is None else b for m, b in pairs])
-
-    def __call__(self, x: Tensor, rest: Tensor | None = None) -> Tensor:
-        """[B, in] → [B, out], added to the rest."""
-        return few_rows(
-            x, self.weight, self.bias, norm=self.norm, activation=self.activation, rest=rest
-        )
+CHANNELS = 8  # the kernel takes a row's numbers by so many
 
 
 class Decoder:
-    """Computes `GPT.hidden` and the logits for one new token of each row, with the weights of now."""
+    """Computes the logits for one new token of each row, with the weights of now."""
 
     @staticmethod
     def serves(model: "GPT") -> bool:
@@ -58,8 +34,20 @@ class Decoder:
 
     @torch.no_grad()
     def __init__(self, model: "GPT") -> None:
-        self.model = model
-        self.layers = [_Layer(block) for block in model.blocks]  # type: ignore[arg-type]
+        self.model, c = model, model.config
+        tables = (model.cos, model.sin) if model.turns else None
+        self.stack = Stack(
+            layers=[_layer(block, tables) for block in model.blocks],  # type: ignore[arg-type]
+            final_norm=norm_tensors(model.final_norm),
+            head=model.head_weight.contiguous(),
+            n_heads=c.n_heads,
+            d_ff=c.d_ff,
+            activation=c.activation,
+            rms=c.norm == "rmsnorm",
+            eps=NORM_EPS[c.norm],
+            qk_eps=NORM_EPS["rmsnorm"],
+            turn=tables if c.positions == "rope" else None,
+        )
 
     def logits(self, tokens_B: Tensor, caches: list[Cache], start: int) -> Tensor:
         """Logits [B, V] after the token at position `start`; the caches hold all before it."""
@@ -67,39 +55,48 @@ class Decoder:
         x_BD = model.token_embedding.weight[tokens_B]
         if model.position_embedding is not None:
             x_BD = x_BD + model.position_embedding.weight[start]
-        rotation = (
-            (model.cos[start : start + 1], model.sin[start : start + 1]) if model.turns else None
-        )
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x_BD = layer(x_BD, rotation, cache, start)
-        return few_rows(x_BD, model.head_weight, norm=model.final_norm)
+        return self.stack.logits(x_BD, caches, start)
 
 
-class _Layer:
-    def __init__(self, block: Block) -> None:
-        attention, mlp = block.attention, block.mlp
-        self.attention = attention
-        self.qkv = Linear(attention.q, attention.k, attention.v, norm=block.attention_norm)
-        self.o, self.down = Linear(attention.o), Linear(mlp.down)
-        self.gate = Linear(mlp.gate, norm=block.mlp_norm) if mlp.gate is not None else None
-        activation = mlp.activation if mlp.gate is None else None
-        self.up = Linear(mlp.up, norm=block.mlp_norm, activation=activation)
-        # A call that would do nothing costs as much as one of the small products.
-        self.plain = all(a is None for a in (attention.q_norm, attention.temperature))
-        self.has_bias = attention.relative_bias is not None
+def _layer(block: Block, tables: tuple[Tensor, Tensor] | None) -> Layer:
+    a, mlp = block.attention, block.mlp
+    (q, q_bias), k, v = _merged(a.q), _merged(a.k), _merged(a.v)
+    shifts = a.kernels(tables) if tables is not None else (None, None)
+    q_shift, k_shift = (None if s is None else s.transpose(0, 1).flatten(1) for s in shifts)
+    norms = (a.q_norm, a.k_norm)
+    q_norm, k_norm = (None if n is None else n.weight.repeat(a.n_heads) for n in norms)
+    if a.temperature is not None:  # goes into whatever the queries are made of
+        heat_D = a.temperature.repeat_interleave(len(q) // a.n_heads)
+        q_shift = None if q_shift is None else q_shift * heat_D
+        if q_norm is not None:
+            q_norm = q_norm * heat_D
+        else:
+            q, q_bias = q * heat_D[:, None], None if q_bias is None else q_bias * heat_D
+    return Layer(
+        attention_norm=norm_tensors(block.attention_norm),
+        qkv=_joined((q, q_bias), k, v),
+        o=_merged(a.o),
+        mlp_norm=norm_tensors(block.mlp_norm),
+        up=_merged(mlp.up),
+        gate=_merged(mlp.gate) if mlp.gate is not None else (None, None),
+        down=_merged(mlp.down),
+        q_norm=q_norm,
+        k_norm=k_norm,
+        q_shift=q_shift,
+        k_shift=k_shift,
+        relative=a.relative_bias,
+    )
 
-    def __call__(
-        self, x_BD: Tensor, rotation: tuple[Tensor, Tensor] | None, cache: Cache, start: int
-    ) -> Tensor:
-        B, D = x_BD.shape
-        qkv = self.qkv(x_BD).view(B, 3, self.attention.n_heads, 1, -1)
-        q_BHTE, k_BHTE, v_BHTE = qkv.unbind(1)
-        if rotation is not None or not self.plain:
-            q_BHTE, k_BHTE = self.attention.placed(q_BHTE, k_BHTE, rotation)
-        bias = self.attention.logit_bias(1, start, None, q_BHTE) if self.has_bias else None
-        y_BHTE = attend(q_BHTE, k_BHTE, v_BHTE, cache["k"], cache["v"], start, bias)
-        x_BD = self.o(y_BHTE.view(B, D), x_BD)
-        wide = self.up(x_BD)
-        if self.gate is not None:
-            wide = F.silu(self.gate(x_BD)) * wide
-        return self.down(wide, x_BD)
+
+def _merged(projection: Projection) -> tuple[Tensor, Tensor | None]:
+    matrix, bias = projection.merged()
+    return matrix.contiguous(), bias
+
+
+def _joined(*projections: tuple[Tensor, Tensor | None]) -> Affine:
+    """Some projections of the same input as one."""
+    matrices, biases = zip(*projections, strict=True)
+    if all(bias is None for bias in biases):
+        return torch.cat(matrices), None
+    filled = [m.new_zeros(len(m)) if b is None else b for m, b in projections]
+    return torch.cat(matrices), torch.cat(filled)

@@ -134,8 +134,8 @@ class Block(nn.Module):
         """`forward` by the kernel of a whole block."""
         a, mlp = self.attention, self.mlp
         parts = {
-            "attention_norm": _norm_tensors(self.attention_norm),
-            "mlp_norm": _norm_tensors(self.mlp_norm),
+            "attention_norm": dict(zip("wb", norm_tensors(self.attention_norm), strict=True)),
+            "mlp_norm": dict(zip("wb", norm_tensors(self.mlp_norm), strict=True)),
             **{name: getattr(a, name).tensors() for name in ("q", "k", "v", "o")},
             "up": mlp.up.tensors(),
             "down": mlp.down.tensors(),
@@ -161,8 +161,9 @@ def make_norm(config: ModelConfig) -> nn.Module:
     return make(config.d_model, eps=NORM_EPS[config.norm])
 
 
-def _norm_tensors(norm: nn.Module) -> dict[str, Tensor | None]:
-    return {"w": norm.weight, "b": getattr(norm, "bias", None)}  # type: ignore[dict-item]
+def norm_tensors(norm: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Its weight and, if it has one, its bias."""
+    return norm.weight, getattr(norm, "bias", None)  # type: ignore[return-value]
 
 
 class Transformer(nn.Module):

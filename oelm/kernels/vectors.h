@@ -1,0 +1,118 @@
+/* Numbers eight at a time: loads and stores, sums, exponentials, and what is made of them. */
+
+#include "cpu.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { LANES = 8 /* numbers in a vector */ };
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t order __attribute__((vector_size(4 * LANES)));
+
+/* The first n numbers of x, up to a vector of them. */
+INLINE vec load(const float *x, long n) {
+    if (n >= LANES) return *(vec *)x;
+    vec v = {0};
+    memcpy(&v, x, n * sizeof(float));
+    return v;
+}
+
+INLINE void store(vec v, float *y, long n) {
+    if (n >= LANES) *(vec *)y = v;
+    else memcpy(y, &v, n * sizeof(float));
+}
+
+/* a where it is larger than b, else b, and so also where either is no number. Compilers make six instructions of
+   that, if they are left to it. */
+INLINE vec larger(vec a, vec b) {
+#ifdef __AVX__
+    return __builtin_ia32_maxps256(a, b);
+#else
+    for (int i = 0; i < LANES; i++) a[i] = a[i] > b[i] ? a[i] : b[i];
+    return a;
+#endif
+}
+
+INLINE vec bits(order x) { return (vec)x; }
+INLINE vec eight(float x) { return (vec){x, x, x, x, x, x, x, x}; }
+
+/* 2^k · exp(f) with |f| ≤ ln 2 / 2, to about 1e-7 of the value; below -87 it stays at exp(-87), and x must not be
+   above 88. */
+INLINE vec exponential(vec x) {
+    x = larger(eight(-87.0f), x);
+    const float one_and_a_half = 12582912.0f; /* · 2^23: the last bit of a sum with it is worth 1 */
+    order k = (order)(x * 1.44269504f + one_and_a_half) - (order)eight(one_and_a_half);
+    vec whole = __builtin_convertvector(k, vec);
+    vec f = x - whole * 0.693145752f - whole * 1.42860677e-6f; /* ln 2 in two parts */
+    vec f2 = f * f, p = 1.39819994e-3f + 1.98756912e-4f * f; /* by pairs: one term after the other takes longer */
+    p = p * f2 + (4.16657962e-2f + 8.33345205e-3f * f);
+    p = p * f2 + (0.5f + 1.66666656e-1f * f);
+    p = p * f2 + (1 + f);
+    return p * bits((k + 127) << 23);
+}
+
+INLINE float sum_of(vec x) {
+    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+}
+
+/* The sum of x - mean, or of (x - mean)(y - mean). */
+INLINE float sum_by(const float *x, const float *y, float mean, long n) {
+    vec sums = {0};
+    long k = 0;
+    for (; k + LANES <= n; k += LANES) {
+        vec other = eight(1);
+        if (y) other = *(vec *)(y + k) - mean;
+        sums += (*(vec *)(x + k) - mean) * other;
+    }
+    float sum = sum_of(sums);
+    for (; k < n; k++) sum += (x[k] - mean) * (y ? y[k] - mean : 1);
+    return sum;
+}
+
+/* x brought to variance 1, and to mean 0 unless `rms`, times w, plus b; either may be absent. */
+INLINE void normalise_row(const float *x, const float *w, const float *b, float eps, int rms, float *y,
+                          float *moments, long n) {
+    float mean = rms ? 0 : sum_by(x, NULL, 0, n) / n;
+    float shrink = 1 / sqrtf(sum_by(x, x, mean, n) / n + eps);
+    if (moments) moments[0] = mean, moments[1] = shrink;
+    for (long k = 0; k < n; k += LANES) {
+        vec v = (load(x + k, n - k) - mean) * shrink;
+        if (w) v *= load(w + k, n - k);
+        if (b) v += load(b + k, n - k);
+        store(v, y + k, n - k);
+    }
+}
+
+/* ---- GELU: x p, where p is the normal distribution's mass below x, or nearly so by tanh -------------- */
+
+/* (1 + tanh u) / 2 = 1 / (1 + exp(-2u)) */
+INLINE vec mass_by_tanh(vec x) {
+    vec u = 1.59576912f * x * (1 + 0.044715f * x * x);
+    return 1 / (1 + exponential(-larger(eight(-87.0f), u)));
+}
+
+/* By a polynomial of t = 1 / (1 + |x| / √8) times exp(-x²/2), fitted to 4e-8 of the mass beyond |x|; `bell` is that
+   exponential. */
+INLINE vec mass(vec x, vec *bell) {
+    vec t = 1 / (1 + 0.353553391f * bits((order)x & 0x7fffffff));
+    vec t2 = t * t, t4 = t2 * t2, p = (-0.484459386f + 0.283258723f * t) + -0.0588004886f * t2;
+    p = p * t4 + (-0.0244361823f + 0.274911991f * t) * t2;
+    p = (p + (0.243342258f + 0.201752569f * t)) * t2 + (0.282088335f + 0.282342139f * t);
+    *bell = exponential(-0.5f * x * x);
+    vec beyond = 0.5f * p * t * *bell;
+    order below = x < 0;
+    return bits((below & (order)beyond) | (~below & (order)(1 - beyond)));
+}
+
+INLINE vec activated(vec x, int by_tanh) {
+    vec bell;
+    return x * (by_tanh ? mass_by_tanh(x) : mass(x, &bell));
+}
+
+/* The derivative of the above. */
+INLINE vec slope(vec x, int by_tanh) {
+    vec bell, p = by_tanh ? mass_by_tanh(x) : mass(x, &bell);
+    if (by_tanh) return p + x * p * (1 - p) * (1.59576912f + 0.214064488f * x * x);
+    return p + x * bell * 0.398942280f;
+}
