@@ -1,9 +1,10 @@
 """How fast training steps are on this machine: methods side by side, and against what arithmetic allows."""
 
 import functools
+import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ from oelm.train.record import Record
 from oelm.train.timing import matmul_peak, timed
 
 WARMUP = 2
+BESIDES = 20  # measurements of the peak, beside those of the steps
+ONE_LAYER_VOCABULARY = 64
 
 
 class _RandomTokens:
@@ -105,50 +108,70 @@ def compare(
     rounds: int,
     device: str = "auto",
     progress: Callable[[int], None] = lambda done: None,
+    *,
+    by_layer: bool = False,
 ) -> dict[str, Any]:
     """Steps of every method against those of the first and against the machine's peak.
 
-    The methods take turns, a step each, and every round begins with another one. `saved` is the share
-    of the first method's time that a step is shorter by, `possible` the share of its arithmetic that
-    the method does without.
+    The methods take turns, a step each, in another order every round. `saved` is the share of the
+    first method's step that a method's is shorter by, `possible` the share of its arithmetic that the
+    method does without.
+
+    `by_layer` takes the steps of models with one layer and hardly any vocabulary: methods differ in
+    layers only, and a noisy moment is shared the better the shorter a turn is. What such a step saves,
+    times the layers, is held against whole steps of the first method, taken now and then.
     """
-    steps, where, precision = {}, torch.device("cpu"), "fp32"
-    for m in methods:
-        own = trainer(m, shape, batch_size, device)
-        where, precision = own.device, own.precision.name
-        steps[m.name] = functools.partial(own.step, random_batch(shape, batch_size, where))
-        for _ in range(WARMUP):
-            steps[m.name]()
-    names = list(steps)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    peaks = []
+    turn = replace(shape, n_layers=1, vocab_size=ONE_LAYER_VOCABULARY) if by_layer else shape
+    base = methods[0].name
+    first = trainer(methods[0], shape, batch_size, device)
+    where, precision = first.device, first.precision.name
+    steps = {m.name: _step(trainer(m, turn, batch_size, device)) for m in methods}
+    whole_step = _step(first) if by_layer else steps[base]
+    del first
+    for step in (*steps.values(), whole_step) * WARMUP:
+        step()
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    whole, peaks, order = [], [], random.Random(0)
     for i in range(rounds):
-        peaks.append(matmul_peak(where, precision))
-        first = i % len(names)
-        for name in names[first:] + names[:first]:
+        if i % max(1, rounds // BESIDES) == 0:
+            peaks.append(matmul_peak(where, precision))
+            if by_layer:
+                whole.append(timed(whole_step, where))
+        for name in order.sample(list(steps), len(steps)):
             seconds[name].append(timed(steps[name], where))
         progress(i + 1)
+    one, peak = statistics.median(seconds[base]), statistics.median(peaks)
+    whole_seconds = statistics.median(whole) if by_layer else one
+    layers = shape.n_layers * one / whole_seconds if by_layer else 1.0  # their share of a step
     flops = {m.name: step_flops(shape, m, batch_size) for m in methods}
-    base = names[0]
     rows = []
-    for name in names:
-        ratio, median = Ratio.of(seconds[name], seconds[base]), statistics.median(seconds[name])
-        share = [flops[name] / s / p for s, p in zip(seconds[name], peaks, strict=True)]
+    for name in steps:
+        ratio = Ratio.of(seconds[name], seconds[base])
+        saved, low, high = (layers * (1 - r) for r in (ratio.median, ratio.high, ratio.low))
+        own = whole_seconds * (1 - saved)
         rows.append(
             {
                 "method": name,
-                "seconds": median,
-                "tokens_per_second": batch_size * shape.seq_len / median,
-                "of_peak": statistics.median(share),
-                "saved": 1 - ratio.median,
-                "saved_low": 1 - ratio.high,
-                "saved_high": 1 - ratio.low,
+                "seconds": own,
+                "tokens_per_second": batch_size * shape.seq_len / own,
+                "of_peak": flops[name] / own / peak,
+                "saved": saved,
+                "saved_low": low,
+                "saved_high": high,
                 "possible": 1 - flops[name] / flops[base],
+                "saved_seconds": saved * whole_seconds,
+                "predicted_seconds": (flops[base] - flops[name]) / peak,
             }
         )
-    peak = statistics.median(peaks) / 1e9
     return {"device": str(where), "precision": precision, "threads": torch.get_num_threads(),
-            "rounds": rounds, "peak_gflops": peak, "rows": rows}  # fmt: skip
+            "rounds": rounds, "by_layer": by_layer, "peak_gflops": peak / 1e9, "rows": rows}  # fmt: skip
+
+
+def _step(own: Trainer) -> Callable[[], Any]:
+    """A step on random tokens, again and again."""
+    assert isinstance(own.model, GPT)
+    batch = random_batch(own.model.config, own.config.batch_size, own.device)
+    return functools.partial(own.step, batch)
 
 
 def explain(
@@ -165,7 +188,7 @@ def explain(
     model = own.model
     assert isinstance(model, GPT)
     works: dict[str, Callable[[], Any]]
-    works = {"step": functools.partial(own.step, random_batch(shape, batch_size, where))}
+    works = {"step": _step(own)}
     for name, work in _parts(model, batch_size, 2 if lanes else 1, where).items():
 
         def run(_: int = 0, work: Callable[[], None] = work) -> None:
@@ -174,7 +197,7 @@ def explain(
 
         works[name] = run
         if lanes and name != "head":
-            works[name] = functools.partial(lanes.map, run, (0, 1))
+            works[name] = functools.partial(lanes.both, run, (0, 1))
     seconds: dict[str, list[float]] = {name: [] for name in works}
     peaks = []
     for i in range(WARMUP + rounds):

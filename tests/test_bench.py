@@ -19,8 +19,10 @@ def test_a_ratio_and_its_interval_forget_a_busy_moment():
     assert (ratio.low, ratio.high) == pytest.approx((1.005, 1.014))
 
 
-def test_methods_take_turns_and_are_held_against_the_first():
-    result = compare([method("baseline"), method("identity_q")], TINY, 2, 3, "cpu")
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_methods_take_turns_and_are_held_against_the_first(by_layer):
+    both = [method("baseline"), method("identity_q")]
+    result = compare(both, TINY, 2, 3, "cpu", by_layer=by_layer)
     first, second = result["rows"]
     assert (first["saved"], first["possible"]) == (0, 0)
     q = step_parts(TINY, method("baseline"), 2)[0]
@@ -29,6 +31,27 @@ def test_methods_take_turns_and_are_held_against_the_first():
     )
     assert second["saved_low"] <= second["saved"] <= second["saved_high"]
     assert second["tokens_per_second"] == pytest.approx(2 * 16 / second["seconds"])
+    peak = result["peak_gflops"] * 1e9
+    assert second["predicted_seconds"] == pytest.approx(q.total / peak)
+    assert second["saved_seconds"] == pytest.approx(first["seconds"] - second["seconds"])
+
+
+def test_what_one_layer_saves_counts_for_every_layer(monkeypatch):
+    """With a clock of our own: 1 ms a layer, 0.25 less without Q, and 2 ms for all the rest."""
+    monkeypatch.setattr("oelm.bench._step", lambda own: own.model)
+    monkeypatch.setattr("oelm.bench.WARMUP", 0)
+
+    def timed(model, device):
+        without_q = model.blocks[0].attention.q.weight is None
+        return (1 - 0.25 * without_q) * len(model.blocks) + 2.0 * (len(model.blocks) > 1)
+
+    monkeypatch.setattr("oelm.bench.timed", timed)
+    both = [method("baseline"), method("identity_q")]
+    rows = {by: compare(both, TINY, 2, 6, "cpu", by_layer=by)["rows"] for by in (False, True)}
+    for first, second in rows.values():
+        assert first["seconds"] == 4.0
+        assert second["seconds"] == pytest.approx(3.5)
+        assert second["saved"] == pytest.approx(0.5 / 4)
 
 
 @pytest.mark.parametrize("spec", ["oelm_v2", "identity_lowrank", "oelm_layers"])

@@ -31,6 +31,7 @@ def _bench(
     batch_size: int = 16,
     rounds: int = 30,
     device: str = "auto",
+    by_layer: bool = False,
     explain: str | None = None,
     json: bool = False,
 ) -> int:
@@ -38,9 +39,10 @@ def _bench(
 
     The methods take turns, a whole step each (forward, backward, clipping, AdamW) on random tokens, so
     that a busy moment is shared by all. The table shows what each saves against the first, with its
-    95 % interval, beside the share of arithmetic that it does without; and how much of the machine's
-    matrix-product peak, measured in the same rounds, the useful arithmetic reaches. Let nothing else
-    run meanwhile; all the models are in memory at once.
+    95 % interval, beside the share of arithmetic that it does without; both also in milliseconds, where
+    "possible" is the time of that arithmetic at the machine's matrix-product peak, measured in the same
+    rounds; and how much of that peak a step reaches. Let nothing else run meanwhile; all the models are
+    in memory at once.
 
     Args:
         methods: Names or specs; baseline and the usual frozen ones if none is given.
@@ -48,6 +50,7 @@ def _bench(
         batch_size: Sequences in a step.
         rounds: How often each takes its turn; more make the intervals narrower.
         device: `cpu`, `cuda`, …; the fastest there is if `auto`.
+        by_layer: Let models of one layer take the turns, and multiply: narrower intervals in less time.
         explain: Instead, take this method's step apart: predicted and measured time of every part.
         json: Print JSON instead of a table.
     """
@@ -70,7 +73,7 @@ def _bench(
             task = bar.add_task(f"{len(chosen)} methods", total=rounds)
             result = measure.compare(
                 chosen, shape, batch_size, rounds, device,
-                progress=lambda done: bar.update(task, completed=done),
+                progress=lambda done: bar.update(task, completed=done), by_layer=by_layer,
             )  # fmt: skip
     result |= {"model": model, "batch_size": batch_size, "seq_len": shape.seq_len}
     if json:
@@ -94,7 +97,16 @@ def _print(result: dict[str, Any]) -> None:
     columns = (
         ("part", "GFLOP", "at peak, ms", "measured, ms", "of peak")
         if apart
-        else ("method", "step, ms", "tokens/s", "of peak", "saved", "95 % interval", "possible")
+        else (
+            "method",
+            "step, ms",
+            "of peak",
+            "saved",
+            "95 % interval",
+            "possible",
+            "saved, ms",
+            "possible, ms",
+        )
     )
     for column in columns:
         table.add_column(column, justify="left" if column in ("part", "method") else "right")
@@ -112,10 +124,11 @@ def _print(result: dict[str, Any]) -> None:
             table.add_row(
                 row["method"],
                 f"{row['seconds'] * 1e3:.1f}",
-                f"{row['tokens_per_second']:,.0f}",
                 f"{row['of_peak']:.2f}",
                 f"{row['saved']:.1%}",
                 f"{row['saved_low']:.1%} to {row['saved_high']:.1%}",
                 f"{row['possible']:.1%}",
+                f"{row['saved_seconds'] * 1e3:.1f}",
+                f"{row['predicted_seconds'] * 1e3:.1f}",
             )
     Console().print(table)

@@ -8,9 +8,8 @@ and a + b = b + a, so the sum does not depend on which comes first. That of thre
 """
 
 import ctypes
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import torch
@@ -24,29 +23,33 @@ SOFT = 1
 
 
 class Lanes:
-    """Two threads of this process, with half of its cores each."""
+    """This thread and another of this process, with half of its cores each."""
 
     def __init__(self) -> None:
-        threads = torch.get_num_threads()
-        both = threading.Barrier(3)
+        self.threads = threads = torch.get_num_threads()
 
         def start() -> None:
             # torch sets up a thread when it is first asked, from what any thread set last: ask first.
             torch.get_num_threads()
             torch.set_num_threads(threads // 2)
-            both.wait()
 
-        self._pool = ThreadPoolExecutor(2, "lane", start)
-        for _ in range(2):
-            self._pool.submit(int)
-        both.wait()
+        self._other = ThreadPoolExecutor(1, "lane", start)
+        self._other.submit(int).result()
         torch.set_num_threads(threads)
 
-    def map(self, work: Callable[[Piece], Result], pieces: Sequence[Piece]) -> list[Result]:
-        """`work` on every piece, two at a time; the results in order, or the first error."""
+    def both(self, work: Callable[[Piece], Result], pieces: Sequence[Piece]) -> list[Result]:
+        """`work` on the two pieces at once; the results in order, or the first error."""
         # Else this thread's OpenMP helpers wait for more work, awake, for milliseconds of a lane's time.
         PAUSE(SOFT)
-        return list(self._pool.map(work, pieces))
+        first, second = pieces
+        coming = self._other.submit(work, second)
+        torch.set_num_threads(self.threads // 2)
+        try:
+            found = work(first)
+        finally:
+            torch.set_num_threads(self.threads)
+            wait([coming])  # even after an error here, nothing may be under way
+        return [found, coming.result()]
 
     def __call__(self, work: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """`work(x)` by halves of x, with its gradient; what is trained in it must not be used elsewhere."""
@@ -60,7 +63,7 @@ class Lanes:
                 return work(half)
 
         if not grad:
-            return torch.cat(self.map(as_here, x.chunk(2)))
+            return torch.cat(self.both(as_here, x.chunk(2)))
         y: Tensor = _SideBySide.apply(x, as_here, self)  # type: ignore[no-untyped-call]
         return y
 
@@ -71,12 +74,12 @@ class _SideBySide(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, work: Callable[[Tensor], Tensor], lanes: Lanes) -> Tensor:
         halves = [half.detach().requires_grad_() for half in x.chunk(2)]
-        results = lanes.map(work, halves)
+        results = lanes.both(work, halves)
         ctx.lanes, ctx.halves, ctx.results = lanes, halves, results
         return torch.cat([result.detach() for result in results])
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         pairs = list(zip(ctx.results, dy.chunk(2), strict=True))
-        ctx.lanes.map(lambda pair: torch.autograd.backward(*pair), pairs)
+        ctx.lanes.both(lambda pair: torch.autograd.backward(*pair), pairs)
         return torch.cat([half.grad for half in ctx.halves]), None, None

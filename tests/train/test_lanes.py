@@ -3,6 +3,7 @@
 import math
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -21,14 +22,14 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-def test_each_lane_has_half_of_the_threads_and_the_caller_keeps_its_own(two_threads):
+def test_each_lane_has_half_of_the_threads_and_the_caller_has_its_own_again(two_threads):
     meet = threading.Barrier(2)
 
     def threads(_):
         meet.wait(10)
         return torch.get_num_threads()
 
-    assert Lanes().map(threads, [0, 1]) == [1, 1]
+    assert Lanes().both(threads, (0, 1)) == [1, 1]
     assert torch.get_num_threads() == 2
 
 
@@ -62,9 +63,20 @@ def test_lanes_know_what_holds_where_they_were_called(two_threads):
     assert found == [(True, False)] * 2 + [(False, False)] * 2 + [(True, True)] * 2
 
 
-def test_an_error_in_a_lane_reaches_the_caller(two_threads):
+@pytest.mark.parametrize("pieces", [(1, 0), (0, 1)])
+def test_an_error_in_a_lane_reaches_the_caller_when_both_have_ended(two_threads, pieces):
+    ended = []
+
+    def work(n):
+        if n:
+            time.sleep(0.1)
+            ended.append(n)
+        return 1 // n
+
     with pytest.raises(ZeroDivisionError):
-        Lanes().map(lambda n: 1 // n, [1, 0])
+        Lanes().both(work, pieces)
+    assert ended == [1]
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux to count threads")
@@ -72,7 +84,8 @@ def test_the_callers_helpers_do_not_wait_beside_the_lanes(two_threads):
     lanes, many = Lanes(), torch.ones(2**20)
     many.exp()
     before = len(os.listdir("/proc/self/task"))
-    assert lanes.map(lambda n: len(os.listdir("/proc/self/task")), [0]) == [before - 1]
+    counts = lanes.both(lambda n: len(os.listdir("/proc/self/task")), (0, 1))
+    assert counts == [before - 1] * 2
     assert many.exp().sum() == pytest.approx(2**20 * math.e)  # with a new helper
 
 
