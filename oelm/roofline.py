@@ -71,17 +71,19 @@ def step_memory(
     logits: int,
     activation_checkpointing: bool = False,
     weights_kept: bool = False,
+    norms_kept: bool = True,
 ) -> dict[str, int]:
     """Bytes that a float32 step on `sequences` at a time holds at its peak, part by part.
 
     `logits` are those held at once. What backward needs of a block, per token: two residual streams, two
-    normed ones, q, k, v and what the heads read (8 · d_model), and the MLP's hidden layer before its
-    activation, or all that is multiplied in SwiGLU; with dropout, its two masks too (as numbers: a GPU
-    needs less). `weights_kept`: attention holds all its weights, and two tensors like them, instead of
-    forming them anew, and backward makes as many again, a layer at a time.
+    normed ones (`norms_kept`, else they are computed again), q, k, v and what the heads read, each as
+    wide as the model, and the MLP's hidden layer before its activation, or all that is multiplied in
+    SwiGLU; with dropout, its two masks too (as numbers: a GPU needs less). `weights_kept`: attention holds
+    all its weights, and two tensors like them, instead of forming them anew, and backward makes as many
+    again, a layer at a time.
     """
     wide = 4 if config.activation == "swiglu" else 1
-    block = 8 * config.d_model + wide * config.d_ff
+    block = (8 if norms_kept else 6) * config.d_model + wide * config.d_ff
     rows = sequences * config.seq_len
     layers = config.n_layers
     attention = 3 * config.n_heads * config.seq_len if weights_kept else 0

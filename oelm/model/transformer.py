@@ -196,6 +196,11 @@ class Transformer(nn.Module):
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
 
+    @property
+    def simple(self) -> bool:
+        """Whether every block has only what the kernel of a whole block computes."""
+        return all(block.simple for block in self.blocks)  # type: ignore[union-attr]
+
     def checkpoint_activations(self, on: bool) -> None:
         """Whether training holds the blocks' inputs alone and computes the rest again in backward."""
         self.activation_checkpointing = on

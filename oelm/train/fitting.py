@@ -10,13 +10,14 @@ from torch import nn
 
 from oelm.errors import UserError
 from oelm.freezing import count
-from oelm.model.config import ModelConfig
+from oelm.kernels.library import products_pay
 from oelm.model.loss import CHUNK_ELEMENTS
+from oelm.model.transformer import Transformer
 from oelm.roofline import step_memory
 from oelm.train.config import TrainConfig, memory_bytes
 
 log = logging.getLogger(__name__)
-PROGRAM = 340 * 2**20  # Python, torch and the buffers of its kernels, where they share the memory
+PROGRAM = 300 * 2**20  # Python, torch and the buffers of its kernels, where they share the memory
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4  # options of C's allocator
 
 
@@ -76,8 +77,8 @@ def estimate(
     device: torch.device,
 ) -> int:
     """Bytes at the peak of a step, or of a save, with so many sequences at a time."""
+    assert isinstance(model, Transformer)
     shape, cpu = model.config, device.type == "cpu"
-    assert isinstance(shape, ModelConfig)
     shards = world if config.parallel == "fsdp" else 1
     rows, trainable = sequences * shape.seq_len, counts["trainable"] // shards
     parts = step_memory(
@@ -89,6 +90,7 @@ def estimate(
         activation_checkpointing=config.activation_checkpointing,
         # On a CPU, attention with dropout or a trained bias is computed in the plain way.
         weights_kept=shape.positions == "relative" or (cpu and shape.dropout > 0),
+        norms_kept=not (cpu and shape.dropout == 0 and products_pay() and model.simple),
     )
     step = sum(parts.values())
     if not cpu:
