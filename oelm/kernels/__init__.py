@@ -1,5 +1,6 @@
-"""Operations for CPUs, in C, where torch's own took twice as long; without a compiler, torch's.
+"""Operations for CPUs, in C, where torch's own took longer; without a compiler, torch's.
 
-`library.py` builds and loads `cpu.c`; `functions.py` calls it, and has the same operations by torch for
-every other device, precision and shape.
+`library.py` builds and loads the C files. `functions.py` calls the operations of `cpu.c` one by one, and has
+them by torch for every other device, precision and shape; `block.py` and `token.py` call a whole transformer
+block (`block.c`) and a whole generated token (`token.c`), which are made of them.
 """

@@ -64,9 +64,11 @@ class Shape:
     """By how many channels q, k and v begin further on, where they have no matrix and no order."""
 
 
-def applies(x_BTD: Tensor, shape: Shape) -> bool:
-    """Whether the kernel can take a block of such an input."""
-    return (x_BTD.shape[-1] // shape.n_heads) % CHANNELS == 0 and ours_multiply(x_BTD)
+def applies(x_BTD: Tensor, weight: Tensor | None, shape: Shape) -> bool:
+    """Whether the kernel can take a block with such an input and such weights, of which it sees one."""
+    if weight is None or (x_BTD.shape[-1] // shape.n_heads) % CHANNELS:
+        return False
+    return ours_multiply(x_BTD, weight)
 
 
 def block(

@@ -104,8 +104,8 @@ class Block(nn.Module):
         at_B: Tensor | None = None,
     ) -> Tensor:
         """[B, T, D] → [B, T, D]; or, with `at_B`, the result at one position of each row [B, 1, D]."""
-        alone = mask is None and cache is None and at_B is None
-        if alone and self.simple and self._unobserved() and in_one.applies(x, self.shape):
+        alone = mask is None and cache is None and at_B is None and self._unobserved()
+        if self.simple and alone and in_one.applies(x, self.mlp.up.weight, self.shape):
             return self._in_one(x, rotation)
         x = x + self._drop(self.attention(self.attention_norm(x), rotation, mask, cache, start))
         if at_B is not None:
@@ -115,11 +115,10 @@ class Block(nn.Module):
     def _is_simple(self) -> bool:
         """Whether it has only what the kernel of a whole block computes."""
         a, mlp = self.attention, self.mlp
-        with_all = (a.q, a.k, a.v, a.o, mlp.up, mlp.down)
         plain = (a.o, mlp.up, mlp.down)
         return (
             mlp.gate is None
-            and all(p.simple for p in with_all)
+            and all(p.simple for p in (a.q, a.k, a.v, *plain))
             and all(p.weight is not None and p.low_rank_in is None for p in plain)
             and all(part is None for part in (a.q_norm, a.temperature, a.relative_bias))
         )
