@@ -102,7 +102,7 @@ def chart(results):
     )
     text = base.mark_text(align="left", dx=3).encode(text=alt.Text("speed:Q", format=".2f"))
     whole = alt.layer(bars, text).properties(width=420).facet(row=alt.Row("workload:N", title=None))
-    whole.save(HERE / "training.png", scale_factor=2)
+    whole.resolve_scale(y="independent").save(HERE / "training.png", scale_factor=2)
 
 
 def main():
