@@ -122,12 +122,16 @@ def compare(
     times the layers, is held against whole steps of the first method, taken now and then.
     """
     turn = replace(shape, n_layers=1, vocab_size=ONE_LAYER_VOCABULARY) if by_layer else shape
+    if by_layer:
+        for m in methods:
+            _require_equal_layers(m, shape.n_layers)
     base = methods[0].name
-    first = trainer(methods[0], shape, batch_size, device)
-    where, precision = first.device, first.precision.name
-    steps = {m.name: _step(trainer(m, turn, batch_size, device)) for m in methods}
-    whole_step = _step(first) if by_layer else steps[base]
-    del first
+    trainers = {m.name: trainer(m, turn, batch_size, device) for m in methods}
+    where, precision = trainers[base].device, trainers[base].precision.name
+    steps = {name: _step(own) for name, own in trainers.items()}
+    whole_step = steps[base]
+    if by_layer:
+        whole_step = _step(trainer(methods[0], shape, batch_size, device))
     for step in (*steps.values(), whole_step) * WARMUP:
         step()
     seconds: dict[str, list[float]] = {name: [] for name in steps}
@@ -165,6 +169,16 @@ def compare(
         )
     return {"device": str(where), "precision": precision, "threads": torch.get_num_threads(),
             "rounds": rounds, "by_layer": by_layer, "peak_gflops": peak / 1e9, "rows": rows}  # fmt: skip
+
+
+def _require_equal_layers(method: Method, n_layers: int) -> None:
+    for projection in PROJECTIONS:
+        treatment = method.treatment(projection)
+        if len({treatment.frozen_in(layer, n_layers) for layer in range(n_layers)}) > 1:
+            raise UserError(
+                f"{method.name} freezes {projection} in some layers only, so one layer does not stand "
+                "for all; drop by_layer"
+            )
 
 
 def _step(own: Trainer) -> Callable[[], Any]:

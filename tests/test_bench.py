@@ -68,3 +68,8 @@ def test_a_step_taken_apart(spec, activation):
 def test_a_method_that_changes_has_no_one_step():
     with pytest.raises(UserError, match="changes in the course of training"):
         compare([method("oelm_thaw")], TINY, 2, 1, "cpu")
+
+
+def test_one_layer_does_not_stand_for_layers_that_differ():
+    with pytest.raises(UserError, match="oelm_layers freezes q in some layers only"):
+        compare([method("oelm_layers")], TINY, 2, 6, "cpu", by_layer=True)

@@ -44,9 +44,10 @@ static void read_channels(const projection *p, const float *x, float *y, long N,
     long ahead = p->ahead;
 #pragma omp parallel for num_threads(threads)
     for (long n = 0; n < N * D; n += D) {
+        for (long d = 0; p->order && d < D; d++) y[n + d] = x[n + p->order[d]];
+        if (p->order) continue;
         memcpy(y + n, x + n + ahead, (D - ahead) * sizeof(float));
         memcpy(y + n + D - ahead, x + n, ahead * sizeof(float));
-        for (long d = 0; p->order && d < D; d++) y[n + d] = x[n + p->order[d]];
     }
 }
 

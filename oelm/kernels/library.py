@@ -1,6 +1,6 @@
 """The C files, compiled for this very processor on first use and kept in the user's cache.
 
-A C compiler that torch's OpenMP runtime understands (gcc on Linux) is all it takes: 1.5 seconds, once.
+A C compiler that torch's OpenMP runtime understands (gcc on Linux) is all it takes: two seconds, once.
 Where there is none, or with OELM_KERNELS=torch in the environment, everything is computed by torch.
 """
 
