@@ -2,8 +2,8 @@
    twenty operations cost a small model more than norms, activations and sums do.
 
    What backward needs is kept: the input, q, k, v, what the heads read, the stream between the two halves, and
-   the MLP's hidden layer before its activation (and after it, if small). Norms are cheaper to compute again than to
-   keep.
+   the MLP's hidden layer before its activation; if that is small, instead the layer after it and the activation's
+   slope. Norms are cheaper to compute again than to keep.
    `block.py` fills the structure; its fields are in the same order there. */
 
 #include "cpu.h"
@@ -125,6 +125,11 @@ static void add_rows(const float *x, const float *bias, float *y, long N, long n
         for (long i = 0; i < n; i++) y[r * n + i] = x[r * n + i] + (bias ? bias[i] : 0);
 }
 
+static void multiply(float *x, const float *by, long n, int threads) {
+#pragma omp parallel for num_threads(threads)
+    for (long i = 0; i < n; i++) x[i] *= by[i];
+}
+
 /* y = rest + x wᵀ + bias */
 static void project_onto(const projection *p, const float *rest, const float *x, float *y, long N, long out, long in,
                          int threads) {
@@ -155,7 +160,7 @@ void block_forward(const block *s) {
 
     normalise(s->middle, s->mlp_norm.w, s->mlp_norm.b, s->eps, s->rms, normed, NULL, N, D, threads);
     linear(normed, s->up.w, s->up.bias, s->up.y, N, F, D, threads);
-    gelu(s->up.y, active, N * F, s->by_tanh, threads);
+    gelu(s->up.y, active, s->active ? s->up.y : NULL, N * F, s->by_tanh, threads);
     project_onto(&s->down, s->middle, active, s->y, N, D, F, threads);
     if (!s->active) free(active);
     free(normed);
@@ -169,9 +174,10 @@ void block_backward(const block *s) {
     float *normed = room(N * D), *moments = room(2 * N), *dnormed = room(N * D), *dx = s->dx;
 
     float *active = s->active ? s->active : room(N * F), *dwide = room(N * F);
-    if (!s->active) gelu(s->up.y, active, N * F, s->by_tanh, threads);
-    linear_backward(s->dy, active, s->down.w, dwide, 0, s->down.dw, s->down.dbias, N, D, F, threads);
-    gelu_backward(s->up.y, dwide, dwide, N * F, s->by_tanh, threads);
+    linear_backward(s->dy, NULL, s->down.w, dwide, 0, NULL, NULL, N, D, F, threads);
+    if (s->active) multiply(dwide, s->up.y, N * F, threads);
+    else gelu_backward(s->up.y, dwide, dwide, active, N * F, s->by_tanh, threads);
+    linear_backward(s->dy, active, NULL, NULL, 0, s->down.dw, s->down.dbias, N, D, F, threads);
     if (!s->active) free(active);
     normalise(s->middle, s->mlp_norm.w, s->mlp_norm.b, s->eps, s->rms, normed, moments, N, D, threads);
     linear_backward(dwide, normed, s->up.w, dnormed, 0, s->up.dw, s->up.dbias, N, F, D, threads);

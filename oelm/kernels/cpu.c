@@ -81,6 +81,11 @@ INLINE void transpose(const float *x, long x_row, float *y, long y_row) {
         *(vec *)(y + (i + 4) * y_row) = SHUFFLE(v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
+/* n numbers, a multiple of 8; for so few, memcpy takes its time. */
+INLINE void copy(const float *restrict x, float *restrict y, long n) {
+    for (long i = 0; i < n; i += LANES) *(vec *)(y + i) = *(vec *)(x + i);
+}
+
 /* ---- products ------------------------------------------------------------------------------------ */
 
 /* The `rows` first of `all` rows of a, six by six as panels [n × 6]; zeros where there is no row. */
@@ -105,18 +110,25 @@ static void row_panels(const float *a, long a_row, long a_k, float *panels, long
 
 /* The columns of b, sixteen by sixteen as panels [n × 16]; zeros where there is no column. */
 static void column_panels(const float *b, long b_k, long b_column, float *panels, long columns, long n) {
-    for (long j = 0; j < columns; j += TILE_COLUMNS, panels += n * TILE_COLUMNS) {
+    long j = 0;
+    if (b_column == 1) /* four panels at once: memory likes to be read on and on */
+        for (long whole = columns / TILE_COLUMNS * TILE_COLUMNS, to; j < whole; j = to) {
+            to = least(j + 4 * TILE_COLUMNS, whole);
+            for (long k = 0; k < n; k++)
+                for (long i = j; i < to; i += TILE_COLUMNS)
+                    copy(b + k * b_k + i, panels + i * n + k * TILE_COLUMNS, TILE_COLUMNS);
+        }
+    for (; j < columns; j += TILE_COLUMNS) {
         const float *x = b + j * b_column;
-        long whole = j + TILE_COLUMNS <= columns, k = 0;
-        if (whole && b_column == 1)
-            for (; k < n; k++) memcpy(panels + k * TILE_COLUMNS, x + k * b_k, TILE_COLUMNS * sizeof(float));
-        if (whole && b_k == 1)
+        float *panel = panels + j * n;
+        long k = 0;
+        if (b_k == 1 && j + TILE_COLUMNS <= columns)
             for (; k + LANES <= n; k += LANES)
                 for (long i = 0; i < TILE_COLUMNS; i += LANES)
-                    transpose(x + i * b_column + k, b_column, panels + k * TILE_COLUMNS + i, TILE_COLUMNS);
+                    transpose(x + i * b_column + k, b_column, panel + k * TILE_COLUMNS + i, TILE_COLUMNS);
         for (; k < n; k++)
             for (long i = 0; i < TILE_COLUMNS; i++)
-                panels[k * TILE_COLUMNS + i] = j + i < columns ? x[i * b_column + k * b_k] : 0;
+                panel[k * TILE_COLUMNS + i] = j + i < columns ? x[i * b_column + k * b_k] : 0;
     }
 }
 
@@ -140,12 +152,16 @@ static void product_of_one(const float *a, long a_row, long a_k, const float *b,
         for (long column = 0; column < N; column += STRIP_COLUMNS) {
             long n = least(DEPTH, K - k), columns = least(STRIP_COLUMNS, N - column);
             column_panels(b + k * b_k + column * b_column, b_k, b_column, panels_of_b, columns, n);
+            /* Along a row of tiles, c is written on and on, but all of b is read for each: if it is small enough. */
+            int along = columns * n <= DEPTH * STRIP_COLUMNS / 2;
             for (long row = 0; row < M; row += STRIP_ROWS) {
                 const float *left = a + row * a_row + k * a_k;
                 long rows = least(STRIP_ROWS, M - row), lie = in_place ? rows / TILE_ROWS * TILE_ROWS : 0;
                 row_panels(left + lie * a_row, a_row, a_k, panels_of_a, rows - lie, M - row - lie, n);
-                for (long j = 0; j < columns; j += TILE_COLUMNS)
-                    for (long i = 0; i < rows; i += TILE_ROWS) {
+                long tall = (rows + TILE_ROWS - 1) / TILE_ROWS, wide = (columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
+                for (long outer = 0; outer < (along ? tall : wide); outer++)
+                    for (long inner = 0; inner < (along ? wide : tall); inner++) {
+                        long i = (along ? outer : inner) * TILE_ROWS, j = (along ? inner : outer) * TILE_COLUMNS;
                         const float *panel = panels_of_a + (i - lie) / TILE_ROWS * PANEL, *right = panels_of_b + j * n;
                         float *to = c + (row + i) * c_row + column + j;
                         const float *start = k || add ? to : bias ? bias + column + j : NULL;
@@ -239,11 +255,6 @@ void low_rank_backward(const float *dy, const float *x, const float *a, const fl
 /* One head of a tensor [B, H, T, E] whose last stride is 1. */
 INLINE float *head(const float *x, const long *stride, long b, long h) {
     return (float *)x + b * stride[0] + h * stride[1];
-}
-
-/* n numbers, a multiple of 8; for so few, memcpy takes its time. */
-INLINE void copy(const float *restrict x, float *restrict y, long n) {
-    for (long i = 0; i < n; i += LANES) *(vec *)(y + i) = *(vec *)(x + i);
 }
 
 /* Rows of E numbers next to each other, and zeros up to `all` rows. */
@@ -379,29 +390,43 @@ void attention_backward(const float *q, const float *k, const float *v, const fl
 
 /* ---- GELU: x p, where p is the normal distribution's mass below x, or nearly so by tanh -------------- */
 
-INLINE void gelu_piece(const float *x, float *y, long n, int by_tanh) {
-    for (long i = 0; i < n; i += LANES) store(activated(load(x + i, n - i), by_tanh), y + i, n - i);
+/* y = gelu(x), and the slope there, times `by` if there is one. Inlined, with NULL for what is not wanted. */
+INLINE void gelu_vector(const float *x, const float *by, float *y, float *slope, long n, int by_tanh) {
+    vec here, active = activated_with_slope(load(x, n), by_tanh, &here);
+    if (by) here *= load(by, n);
+    if (slope) store(here, slope, n);
+    if (y) store(active, y, n);
 }
 
-INLINE void gelu_backward_piece(const float *x, const float *dy, float *dx, long n, int by_tanh) {
-    for (long i = 0; i < n; i += LANES)
-        store(load(dy + i, n - i) * slope(load(x + i, n - i), by_tanh), dx + i, n - i);
+INLINE void gelu_piece(const float *x, const float *by, float *y, float *slope, long n, int by_tanh) {
+#define AT(p) (p ? p + i : NULL)
+    long i = 0;
+    for (; i + LANES <= n; i += LANES) gelu_vector(x + i, AT(by), AT(y), AT(slope), LANES, by_tanh);
+    if (i < n) gelu_vector(x + i, AT(by), AT(y), AT(slope), n - i, by_tanh);
+#undef AT
 }
 
-void gelu(const float *x, float *y, long n, int by_tanh, int threads) {
+/* With the slope at x, if it is wanted; it may take the place of x. */
+void gelu(const float *x, float *y, float *slope, long n, int by_tanh, int threads) {
 #pragma omp parallel for num_threads(threads)
     for (long i = 0; i < n; i += PIECE) {
-        if (by_tanh) gelu_piece(x + i, y + i, least(PIECE, n - i), 1);
-        else gelu_piece(x + i, y + i, least(PIECE, n - i), 0);
+        long some = least(PIECE, n - i);
+        if (by_tanh && slope) gelu_piece(x + i, NULL, y + i, slope + i, some, 1);
+        else if (by_tanh) gelu_piece(x + i, NULL, y + i, NULL, some, 1);
+        else if (slope) gelu_piece(x + i, NULL, y + i, slope + i, some, 0);
+        else gelu_piece(x + i, NULL, y + i, NULL, some, 0);
     }
 }
 
-/* dx may be dy. */
-void gelu_backward(const float *x, const float *dy, float *dx, long n, int by_tanh, int threads) {
+/* dx may be dy. If y is wanted, it is computed once more. */
+void gelu_backward(const float *x, const float *dy, float *dx, float *y, long n, int by_tanh, int threads) {
 #pragma omp parallel for num_threads(threads)
     for (long i = 0; i < n; i += PIECE) {
-        if (by_tanh) gelu_backward_piece(x + i, dy + i, dx + i, least(PIECE, n - i), 1);
-        else gelu_backward_piece(x + i, dy + i, dx + i, least(PIECE, n - i), 0);
+        long some = least(PIECE, n - i);
+        if (by_tanh && y) gelu_piece(x + i, dy + i, y + i, dx + i, some, 1);
+        else if (by_tanh) gelu_piece(x + i, dy + i, NULL, dx + i, some, 1);
+        else if (y) gelu_piece(x + i, dy + i, y + i, dx + i, some, 0);
+        else gelu_piece(x + i, dy + i, NULL, dx + i, some, 0);
     }
 }
 

@@ -24,8 +24,8 @@ void attention(const float *q, const float *k, const float *v, float *y, float *
 void attention_backward(const float *q, const float *k, const float *v, const float *y, const float *lse,
                         const float *dy, float *dq, float *dk, float *dv, long B, long H, long T, long E,
                         const long (*stride)[3], long ahead, float scale, int causal, int threads);
-void gelu(const float *x, float *y, long n, int by_tanh, int threads);
-void gelu_backward(const float *x, const float *dy, float *dx, long n, int by_tanh, int threads);
+void gelu(const float *x, float *y, float *slope, long n, int by_tanh, int threads);
+void gelu_backward(const float *x, const float *dy, float *dx, float *y, long n, int by_tanh, int threads);
 void normalise(const float *x, const float *w, const float *b, float eps, int rms, float *y, float *moments,
                long rows, long n, int threads);
 void normalise_backward(const float *dy, const float *x, const float *moments, const float *w, int rms, float *dx,

@@ -183,7 +183,7 @@ class _Gelu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, by_tanh: bool) -> Tensor:
         x = x.contiguous()
         y = torch.empty_like(x)
-        kernels().gelu(*pointers(x, y), x.numel(), by_tanh, torch.get_num_threads())
+        kernels().gelu(*pointers(x, y), None, x.numel(), by_tanh, torch.get_num_threads())
         ctx.save_for_backward(x)
         ctx.by_tanh = by_tanh
         return y
@@ -194,7 +194,7 @@ class _Gelu(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         dy, dx = dy.contiguous(), torch.empty_like(x)
         kernels().gelu_backward(
-            *pointers(x, dy, dx), x.numel(), ctx.by_tanh, torch.get_num_threads()
+            *pointers(x, dy, dx), None, x.numel(), ctx.by_tanh, torch.get_num_threads()
         )  # fmt: skip
         return dx, None
 

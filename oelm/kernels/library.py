@@ -35,8 +35,8 @@ _pointer, _long, _int, _float = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ct
 _SIGNATURES = {
     "attention": [_pointer] * 5 + [_long] * 4 + [_pointer, _long, _float, _int, _int],
     "attention_backward": [_pointer] * 9 + [_long] * 4 + [_pointer, _long, _float, _int, _int],
-    "gelu": [_pointer] * 2 + [_long, _int, _int],
-    "gelu_backward": [_pointer] * 3 + [_long, _int, _int],
+    "gelu": [_pointer] * 3 + [_long, _int, _int],
+    "gelu_backward": [_pointer] * 4 + [_long, _int, _int],
     "cross_entropy": [_pointer, _long, _pointer, _pointer, _long, _long, _int, _int],
     "product": [_pointer] * 5 + [_long, _pointer, _int] + [_long] * 3 + [_int],
     "linear": [_pointer] * 4 + [_long] * 3 + [_int],

@@ -105,14 +105,14 @@ INLINE vec mass(vec x, vec *bell) {
     return bits((below & (order)beyond) | (~below & (order)(1 - beyond)));
 }
 
-INLINE vec activated(vec x, int by_tanh) {
-    vec bell;
-    return x * (by_tanh ? mass_by_tanh(x) : mass(x, &bell));
+/* x p, and its derivative. */
+INLINE vec activated_with_slope(vec x, int by_tanh, vec *slope) {
+    vec bell, p = by_tanh ? mass_by_tanh(x) : mass(x, &bell);
+    *slope = p + (by_tanh ? x * p * (1 - p) * (1.59576912f + 0.214064488f * x * x) : x * bell * 0.398942280f);
+    return x * p;
 }
 
-/* The derivative of the above. */
-INLINE vec slope(vec x, int by_tanh) {
-    vec bell, p = by_tanh ? mass_by_tanh(x) : mass(x, &bell);
-    if (by_tanh) return p + x * p * (1 - p) * (1.59576912f + 0.214064488f * x * x);
-    return p + x * bell * 0.398942280f;
+INLINE vec activated(vec x, int by_tanh) {
+    vec slope;
+    return activated_with_slope(x, by_tanh, &slope);
 }

@@ -82,8 +82,14 @@ def test_a_block_and_its_gradients_are_those_of_its_modules(name, B, T, seed, sm
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
     assert grads.keys() == exact_grads.keys()
     largest = max(grad.abs().max().item() for grad in exact_grads.values())
+    for part in model.blocks[0].modules():  # whoever listens gets the modules, here in float32
+        part.register_forward_hook(lambda *_: None)
+    y, their_grads = through(model, x.clone())
+    assert "_Function" not in type(y.grad_fn).__name__
     for key, grad in exact_grads.items():
-        torch.testing.assert_close(grads[key].double(), grad, rtol=1e-3, atol=2e-6 * largest)
+        theirs = (their_grads[key].double() - grad).abs().max().item()  # large where logits are
+        atol = 2e-6 * largest + 5 * theirs
+        torch.testing.assert_close(grads[key].double(), grad, rtol=1e-3, atol=atol)
 
 
 @pytest.mark.parametrize("name", ["oelm_temperature", "oelm_gain"])
