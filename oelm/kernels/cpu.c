@@ -81,9 +81,13 @@ INLINE void transpose(const float *x, long x_row, float *y, long y_row) {
         *(vec *)(y + (i + 4) * y_row) = SHUFFLE(v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
-/* n numbers, a multiple of 8; for so few, memcpy takes its time. */
+/* n numbers, a multiple of 16. For so few, memcpy takes its time, and of one vector after the other the compiler
+   makes just that. */
 INLINE void copy(const float *restrict x, float *restrict y, long n) {
-    for (long i = 0; i < n; i += LANES) *(vec *)(y + i) = *(vec *)(x + i);
+    for (long i = 0; i < n; i += 2 * LANES) {
+        vec left = *(vec *)(x + i), right = *(vec *)(x + i + LANES);
+        *(vec *)(y + i) = left, *(vec *)(y + i + LANES) = right;
+    }
 }
 
 /* ---- products ------------------------------------------------------------------------------------ */
@@ -301,13 +305,15 @@ void attention(const float *q, const float *k, const float *v, float *y, float *
                     float shrink[TILE_ROWS];
                     for (long r = 0; r < TILE_ROWS; r++) {
                         long seen = causal ? least(first + i + r + 1, T) : T;
-                        float *w = weights + (i + r) * all, largest = largest_of(w, seen), sum;
-                        long whole = at_least(seen, LANES); /* vectors; what they have too much is nothing */
-                        for (long j = seen; j < whole; j++) w[j] = -INFINITY;
+                        long some = seen % LANES, whole = at_least(seen, LANES); /* vectors */
+                        float *w = weights + (i + r) * all, *last = w + seen - some, sum;
+                        if (some) *(vec *)last = first_of(*(vec *)last, some, -INFINITY);
+                        float largest = largest_of(w, whole);
                         vec sums = {0};
                         for (long j = 0; j < whole; j += LANES)
                             sums += *(vec *)(w + j) = exponential((*(vec *)(w + j) - largest) * scale);
-                        for (long j = seen; j < seen_by_last; j++) w[j] = 0;
+                        if (some) *(vec *)last = first_of(*(vec *)last, some, 0);
+                        if (whole < seen_by_last) *(vec *)(w + whole) = (vec){0};
                         shrink[r] = 1 / (sum = sum_of(sums));
                         if (first + i + r < T) lse[bh * T + first + i + r] = largest * scale + logf(sum);
                     }

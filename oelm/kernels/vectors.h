@@ -52,6 +52,12 @@ INLINE vec exponential(vec x) {
     return p * bits((k + 127) << 23);
 }
 
+/* The first n of x, up to seven, and `rest` for the others. */
+INLINE vec first_of(vec x, long n, float rest) {
+    order in = (order){0, 1, 2, 3, 4, 5, 6, 7} < (int32_t)n;
+    return bits((in & (order)x) | (~in & (order)eight(rest)));
+}
+
 INLINE float sum_of(vec x) {
     return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 }
