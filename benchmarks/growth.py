@@ -19,7 +19,7 @@ from pathlib import Path
 import altair as alt
 import torch
 
-from oelm.bench import WARMUP, random_batch, trainer
+from oelm.bench import PEAK_SECONDS, WARMUP, random_batch, trainer
 from oelm.methods import METHODS
 from oelm.model.config import ModelConfig
 from oelm.roofline import step_flops
@@ -57,7 +57,7 @@ def shapes(rounds):
     steps = {point: step_of(shape_of(*point[1:])) for point in points}
     seconds, peaks = {point: [] for point in points}, []
     for i in range(WARMUP + rounds):
-        peaks.append(matmul_peak(CPU, "fp32"))
+        peaks.append(matmul_peak(CPU, "fp32", PEAK_SECONDS))
         for point, step in steps.items():
             taken = timed(step, CPU)
             if i >= WARMUP:

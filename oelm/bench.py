@@ -28,6 +28,7 @@ from oelm.train.timing import matmul_peak, timed
 
 WARMUP = 2
 BESIDES = 20  # measurements of the peak, beside those of the steps
+PEAK_SECONDS = 0.3  # that each of them takes for each of its products
 ONE_LAYER_VOCABULARY = 64
 
 
@@ -138,7 +139,7 @@ def compare(
     whole, peaks, order = [], [], random.Random(0)
     for i in range(rounds):
         if i % max(1, rounds // BESIDES) == 0:
-            peaks.append(matmul_peak(where, precision))
+            peaks.append(matmul_peak(where, precision, PEAK_SECONDS))
             if by_layer:
                 whole.append(timed(whole_step, where))
         for name in order.sample(list(steps), len(steps)):
@@ -215,7 +216,7 @@ def explain(
     seconds: dict[str, list[float]] = {name: [] for name in works}
     peaks = []
     for i in range(WARMUP + rounds):
-        peaks.append(matmul_peak(where, precision.name))
+        peaks.append(matmul_peak(where, precision.name, PEAK_SECONDS))
         for name, work in works.items():
             taken = timed(work, where)
             if i >= WARMUP:

@@ -14,8 +14,7 @@
 typedef struct {
     const float *w, *bias; /* a matrix [out × in], or NULL for an identity */
     const int64_t *order;  /* the channels that an identity reads; if NULL, it begins `ahead` channels on */
-    const float *a, *b;    /* a low-rank update, or NULL */
-    float *few;            /* x aᵀ */
+    const float *a, *b;    /* a low-rank update (x aᵀ) bᵀ, or NULL */
     float *y;              /* the result; NULL where the input itself will do */
     float *dw, *dbias, *da, *db; /* gradients; NULL where none is wanted, as everywhere below */
     long rank, ahead;
@@ -34,7 +33,7 @@ typedef struct {
     projection q, k, v, o, up, down;
     shift q_shift, k_shift;
     const float *x, *dy;
-    float *log_sum, *heads, *middle, *active, *y, *dx;
+    float *log_sum, *heads, *middle, *active, *few, *y, *dx;
 } block;
 
 static float *room(long n) { return aligned_alloc(64, (n * sizeof(float) + 63) / 64 * 64); }
@@ -54,6 +53,10 @@ static void read_channels(const projection *p, const float *x, float *y, long N,
 static void read_channels_backward(const projection *p, const float *dy, float *dx, int add, long N, long D,
                                    int threads) {
     long ahead = p->ahead;
+    if (!add && !p->order && !ahead) {
+        memcpy(dx, dy, N * D * sizeof(float));
+        return;
+    }
     if (!add) memset(dx, 0, N * D * sizeof(float));
 #pragma omp parallel for num_threads(threads)
     for (long n = 0; n < N * D; n += D)
@@ -65,18 +68,46 @@ static void read_channels_backward(const projection *p, const float *dy, float *
         }
 }
 
-static void project(const projection *p, const float *x, long N, long D, int threads) {
+/* ---- low-rank updates of q, k and v, whose products with x are one: `few` [N × ranks] ---------------- */
+
+static long ranks(const block *s) { return s->q.rank + s->k.rank + s->v.rank; }
+
+/* Between the a of each, or their gradients, and all of them in one matrix [ranks × D]. */
+static void join(const block *s, float *all, int apart) {
+    long D = s->H * s->E;
+    const projection *of[] = {&s->q, &s->k, &s->v};
+    for (int i = 0; i < 3; all += of[i++]->rank * D) {
+        long size = of[i]->rank * D * sizeof(float);
+        if (!apart && size) memcpy(all, of[i]->a, size);
+        if (apart && of[i]->da) memcpy(of[i]->da, all, size);
+    }
+}
+
+static float *joined(const block *s) {
+    float *all = room(ranks(s) * s->H * s->E);
+    join(s, all, 0);
+    return all;
+}
+
+/* y = x wᵀ + bias, or what an identity reads of x; to that, few bᵀ is added. */
+static void project(const projection *p, const float *x, const float *few, long few_row, long N, long D, int threads) {
+    const float *base = p->y;
     if (p->w) linear(x, p->w, p->bias, p->y, N, D, D, threads);
+    else if (p->a && !p->order && !p->ahead) base = x;
     else read_channels(p, x, p->y, N, D, threads);
-    if (p->a) low_rank(x, p->y, p->a, p->b, p->few, p->y, N, D, D, p->rank, threads);
+    if (p->a)
+        product(few, (long[]){few_row, 1}, p->b, (long[]){1, p->rank}, p->y, D, base, D, N, D, p->rank, threads);
 }
 
 /* dx is added to what is there if `add`. */
-static void project_backward(const projection *p, const float *dy, const float *x, float *dx, int add, long N,
-                             long D, int threads) {
+static void project_backward(const projection *p, const float *dy, const float *x, float *dx, int add,
+                             const float *few, float *dfew, long few_row, long N, long D, int threads) {
     if (p->w) linear_backward(dy, x, p->w, dx, add, p->dw, p->dbias, N, D, D, threads);
     else read_channels_backward(p, dy, dx, add, N, D, threads);
-    if (p->a) low_rank_backward(dy, x, p->a, p->b, p->few, dx, 1, p->da, p->db, N, D, D, p->rank, threads);
+    if (!p->a) return;
+    product(dy, (long[]){D, 1}, p->b, (long[]){p->rank, 1}, dfew, few_row, NULL, 0, N, p->rank, D, threads);
+    if (p->db)
+        product(dy, (long[]){1, D}, few, (long[]){few_row, 1}, p->db, p->rank, NULL, 0, D, p->rank, N, threads);
 }
 
 /* Pairs of channels turned by position, forth or, with sign -1, back. */
@@ -122,7 +153,7 @@ static void place_backward(const block *s, const shift *by, float *dx) {
 static void add_rows(const float *x, const float *bias, float *y, long N, long n, int threads) {
 #pragma omp parallel for num_threads(threads)
     for (long r = 0; r < N; r++)
-        for (long i = 0; i < n; i++) y[r * n + i] = x[r * n + i] + (bias ? bias[i] : 0);
+        for (long i = 0; i < n; i++) y[r * n + i] = x[r * n + i] + bias[i];
 }
 
 static void multiply(float *x, const float *by, long n, int threads) {
@@ -133,8 +164,8 @@ static void multiply(float *x, const float *by, long n, int threads) {
 /* y = rest + x wᵀ + bias */
 static void project_onto(const projection *p, const float *rest, const float *x, float *y, long N, long out, long in,
                          int threads) {
-    add_rows(rest, p->bias, y, N, out, threads);
-    product(x, (long[]){in, 1}, p->w, (long[]){1, in}, y, out, NULL, 1, N, out, in, threads);
+    if (p->bias) add_rows(rest, p->bias, y, N, out, threads);
+    product(x, (long[]){in, 1}, p->w, (long[]){1, in}, y, out, p->bias ? y : rest, out, N, out, in, threads);
 }
 
 void block_forward(const block *s) {
@@ -147,8 +178,14 @@ void block_forward(const block *s) {
     const float *qkv[3];
 
     normalise(s->x, s->attention_norm.w, s->attention_norm.b, s->eps, s->rms, normed, NULL, N, D, threads);
-    for (int i = 0; i < 3; i++) {
-        if (of[i]->y) project(of[i], normed, N, D, threads);
+    float *few = s->few;
+    if (few) {
+        float *a = joined(s);
+        product(normed, (long[]){D, 1}, a, (long[]){1, D}, few, ranks(s), NULL, 0, N, ranks(s), D, threads);
+        free(a);
+    }
+    for (int i = 0; i < 3; few += of[i++]->rank) {
+        if (of[i]->y) project(of[i], normed, few, ranks(s), N, D, threads);
         if (of[i]->y && i < 2) place(s, i ? &s->k_shift : &s->q_shift, of[i]->y);
         qkv[i] = of[i]->y ? of[i]->y : normed;
     }
@@ -196,12 +233,22 @@ void block_backward(const block *s) {
     for (int i = 0; i < 8; i++) memcpy(strides[i], by_heads, sizeof by_heads);
     attention_backward(qkv[0], qkv[1], qkv[2], s->heads, s->log_sum, dheads, dqkv[0], dqkv[1], dqkv[2], s->B, s->H,
                        s->T, s->E, (const long(*)[3])strides, ahead, 1 / __builtin_sqrtf(s->E), s->causal, threads);
-    for (int i = 0; i < 3; i++) {
+    long R = ranks(s);
+    float *dfew = room(N * R), *few = s->few, *dfew_here = dfew;
+    for (int i = 0; i < 3; few += of[i]->rank, dfew_here += of[i++]->rank) {
         if (i < 2) place_backward(s, i ? &s->k_shift : &s->q_shift, dqkv[i]);
         projection in_place = {0};
-        project_backward(of[i]->y ? of[i] : &in_place, dqkv[i], normed, dnormed, i > 0, N, D, threads);
+        project_backward(of[i]->y ? of[i] : &in_place, dqkv[i], normed, dnormed, i > 0, few, dfew_here, R, N, D, threads);
         free(dqkv[i]);
     }
+    if (s->few) {
+        float *a = joined(s), *da = room(R * D);
+        product(dfew, (long[]){R, 1}, a, (long[]){D, 1}, dnormed, D, dnormed, D, N, D, R, threads);
+        product(dfew, (long[]){1, R}, normed, (long[]){D, 1}, da, D, NULL, 0, R, D, N, threads);
+        join(s, da, 1);
+        free(a), free(da);
+    }
+    free(dfew);
     normalise_backward(dnormed, s->x, moments, s->attention_norm.w, s->rms, dx, s->attention_norm.dw,
                        s->attention_norm.db, N, D, threads);
     free(normed), free(moments), free(dnormed);

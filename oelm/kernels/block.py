@@ -23,7 +23,7 @@ def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
 
 class _Projection(ctypes.Structure):
     _fields_ = [
-        *_fields(_pointer, "w", "bias", "order", "a", "b", "few", "y", "dw", "dbias", "da", "db"),
+        *_fields(_pointer, "w", "bias", "order", "a", "b", "y", "dw", "dbias", "da", "db"),
         *_fields(_long, "rank", "ahead"),
     ]
 
@@ -46,7 +46,7 @@ class _Block(ctypes.Structure):
         *_fields(_Norm, "attention_norm", "mlp_norm"),
         *_fields(_Projection, "q", "k", "v", "o", "up", "down"),
         *_fields(_Shift, "q_shift", "k_shift"),
-        *_fields(_pointer, "x", "dy", "log_sum", "heads", "middle", "active", "y", "dx"),
+        *_fields(_pointer, "x", "dy", "log_sum", "heads", "middle", "active", "few", "y", "dx"),
     ]
 
 
@@ -105,10 +105,9 @@ class _Function(torch.autograd.Function):
         kept["up.y"] = wide = x.new_empty(B, T, shape.d_ff)
         if wide.nbytes <= SMALL:
             kept["active"] = torch.empty_like(wide)
+        if ranks := sum(len(given[name]) for name in ("q.a", "k.a", "v.a") if name in given):
+            kept["few"] = x.new_empty(B * T, ranks)
         for part, ahead in zip("qkv", shape.ahead, strict=True):
-            update = given.get(f"{part}.a")
-            if update is not None:
-                kept[f"{part}.few"] = x.new_empty(B * T, len(update))
             made = any(f"{part}.{name}" in given for name in ("w", "order", "a"))
             moved = part != "v" and (rotation is not None or f"{part}_shift.value" in given)
             if made or moved or (ahead and part != "k"):  # else it is read where it lies

@@ -147,7 +147,7 @@ static void edge_tile(const float *a, long a_row, long a_k, const float *b, floa
 }
 
 static void product_of_one(const float *a, long a_row, long a_k, const float *b, long b_k, long b_column, float *c,
-                           long c_row, const float *bias, int add, long M, long N, long K) {
+                           long c_row, const float *start, long start_row, long M, long N, long K) {
     float *panels_of_a = aligned_alloc(64, STRIP_ROWS / TILE_ROWS * PANEL * sizeof(float));
     float *panels_of_b = aligned_alloc(64, DEPTH * STRIP_COLUMNS * sizeof(float));
     /* Rows that are short, or used for few columns, are read where they lie. */
@@ -168,26 +168,26 @@ static void product_of_one(const float *a, long a_row, long a_k, const float *b,
                         long i = (along ? outer : inner) * TILE_ROWS, j = (along ? inner : outer) * TILE_COLUMNS;
                         const float *panel = panels_of_a + (i - lie) / TILE_ROWS * PANEL, *right = panels_of_b + j * n;
                         float *to = c + (row + i) * c_row + column + j;
-                        const float *start = k || add ? to : bias ? bias + column + j : NULL;
-                        long start_row = k || add ? c_row : 0;
+                        const float *from = k ? to : start ? start + (row + i) * start_row + column + j : NULL;
+                        long from_row = k ? c_row : start_row;
                         long there = least(TILE_ROWS, rows - i), across = least(TILE_COLUMNS, columns - j);
                         if (there < TILE_ROWS || across < TILE_COLUMNS)
                             edge_tile(i < lie ? left + i * a_row : panel, i < lie ? a_row : 1, i < lie ? 1 : TILE_ROWS,
-                                      right, to, c_row, n, start, start_row, there, across);
+                                      right, to, c_row, n, from, from_row, there, across);
                         else if (i < lie)
-                            tile(left + i * a_row, a_row, 1, right, TILE_COLUMNS, to, c_row, n, start, start_row);
+                            tile(left + i * a_row, a_row, 1, right, TILE_COLUMNS, to, c_row, n, from, from_row);
                         else
-                            tile(panel, 1, TILE_ROWS, right, TILE_COLUMNS, to, c_row, n, start, start_row);
+                            tile(panel, 1, TILE_ROWS, right, TILE_COLUMNS, to, c_row, n, from, from_row);
                     }
             }
         }
     free(panels_of_a), free(panels_of_b);
 }
 
-/* C[M × N] = A[M × K] B[K × N], plus `bias` [N] if there is one, or added to C. Of the two strides of A, and of
-   B, one is 1. Each thread takes a part of the longer side of C. */
+/* C[M × N] = A[M × K] B[K × N], added to `start` if there is one: a matrix like C, such as C itself, or, with rows
+   of length 0, a vector. Of the two strides of A, and of B, one is 1. Each thread takes a part of the longer side of C. */
 void product(const float *a, const long *a_stride, const float *b, const long *b_stride, float *c, long c_row,
-             const float *bias, int add, long M, long N, long K, int threads) {
+             const float *start, long start_row, long M, long N, long K, int threads) {
     int by_rows = M >= N;
     long length = by_rows ? M : N, unit = by_rows ? TILE_ROWS : TILE_COLUMNS;
     long part = at_least((length + threads - 1) / threads, unit);
@@ -195,8 +195,8 @@ void product(const float *a, const long *a_stride, const float *b, const long *b
     for (long first = 0; first < length; first += part) {
         long size = least(part, length - first), row = by_rows ? first : 0, column = by_rows ? 0 : first;
         product_of_one(a + row * a_stride[0], a_stride[0], a_stride[1], b + column * b_stride[1], b_stride[0],
-                       b_stride[1], c + row * c_row + column, c_row, bias ? bias + column : NULL, add,
-                       by_rows ? size : M, by_rows ? N : size, K);
+                       b_stride[1], c + row * c_row + column, c_row, start ? start + row * start_row + column : NULL,
+                       start_row, by_rows ? size : M, by_rows ? N : size, K);
     }
 }
 
@@ -230,28 +230,9 @@ void column_sums(const float *d, const float *x, const float *moments, float *su
 /* The gradients that are wanted, from that of y; dx is added to what is there if `add`. */
 void linear_backward(const float *dy, const float *x, const float *w, float *dx, int add, float *dw, float *dbias,
                      long N, long out, long in, int threads) {
-    if (dx) product(dy, (long[]){out, 1}, w, (long[]){in, 1}, dx, in, NULL, add, N, in, out, threads);
+    if (dx) product(dy, (long[]){out, 1}, w, (long[]){in, 1}, dx, in, add ? dx : NULL, in, N, in, out, threads);
     if (dw) product(dy, (long[]){1, out}, x, (long[]){in, 1}, dw, in, NULL, 0, out, in, N, threads);
     if (dbias) column_sums(dy, NULL, NULL, dbias, N, out, threads);
-}
-
-/* y = base + (x aᵀ) bᵀ of rank r; y may be the base. `few` = x aᵀ [N × r] is kept for backward. */
-void low_rank(const float *x, const float *base, const float *a, const float *b, float *few, float *y, long N,
-              long out, long in, long r, int threads) {
-    if (base != y) memcpy(y, base, N * out * sizeof(float));
-    product(x, (long[]){in, 1}, a, (long[]){1, in}, few, r, NULL, 0, N, r, in, threads);
-    product(few, (long[]){r, 1}, b, (long[]){1, r}, y, out, NULL, 1, N, out, r, threads);
-}
-
-/* The gradients from that of y, but the base's, which is the same; dx is added to what is there if `add`. */
-void low_rank_backward(const float *dy, const float *x, const float *a, const float *b, const float *few, float *dx,
-                       int add, float *da, float *db, long N, long out, long in, long r, int threads) {
-    float *dfew = malloc(N * r * sizeof(float));
-    product(dy, (long[]){out, 1}, b, (long[]){r, 1}, dfew, r, NULL, 0, N, r, out, threads);
-    product(dy, (long[]){1, out}, few, (long[]){r, 1}, db, r, NULL, 0, out, r, N, threads);
-    product(dfew, (long[]){1, r}, x, (long[]){in, 1}, da, in, NULL, 0, r, in, N, threads);
-    product(dfew, (long[]){r, 1}, a, (long[]){in, 1}, dx, in, NULL, add, N, in, r, threads);
-    free(dfew);
 }
 
 /* ---- attention ----------------------------------------------------------------------------------- */

@@ -12,13 +12,9 @@ INLINE long at_least(long n, long unit) { return (n + unit - 1) / unit * unit; }
 void linear(const float *x, const float *w, const float *bias, float *y, long N, long out, long in, int threads);
 void linear_backward(const float *dy, const float *x, const float *w, float *dx, int add, float *dw, float *dbias,
                      long N, long out, long in, int threads);
-void low_rank(const float *x, const float *base, const float *a, const float *b, float *few, float *y, long N,
-              long out, long in, long r, int threads);
-void low_rank_backward(const float *dy, const float *x, const float *a, const float *b, const float *few, float *dx,
-                       int add, float *da, float *db, long N, long out, long in, long r, int threads);
 void column_sums(const float *d, const float *x, const float *moments, float *sums, long rows, long n, int threads);
 void product(const float *a, const long *a_stride, const float *b, const long *b_stride, float *c, long c_row,
-             const float *bias, int add, long M, long N, long K, int threads);
+             const float *start, long start_row, long M, long N, long K, int threads);
 void attention(const float *q, const float *k, const float *v, float *y, float *lse, long B, long H, long T,
                long E, const long (*stride)[3], long ahead, float scale, int causal, int threads);
 void attention_backward(const float *q, const float *k, const float *v, const float *y, const float *lse,

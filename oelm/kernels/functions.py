@@ -34,27 +34,20 @@ def ours_multiply(*tensors: Tensor) -> bool:
 
 
 def product(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
-    *,
-    out: Tensor | None = None,
-    add: bool = False,
+    a: Tensor, b: Tensor, start: Tensor | None = None, *, out: Tensor | None = None
 ) -> Tensor:
-    """a b + bias of matrices, written to `out`, or added to what is there; no gradient."""
+    """a b of matrices, added to `start`, a vector or a matrix, `out` itself perhaps; no gradient."""
     if ours_multiply(a, b):
         a, b = (x if 1 in x.stride() else x.contiguous() for x in (a, b))
         if out is None:
             out = a.new_empty(len(a), b.shape[1])
+        start_row = start.stride(0) if start is not None and start.ndim == 2 else 0
         kernels().product(
             a.data_ptr(), strides(a, of=2), b.data_ptr(), strides(b, of=2), out.data_ptr(), out.stride(0),
-            *pointers(bias), add, *out.shape, len(b), torch.get_num_threads(),
+            *pointers(start), start_row, *out.shape, len(b), torch.get_num_threads(),
         )  # fmt: skip
         return out
-    if add:
-        assert out is not None
-        return out.addmm_(a, b)
-    return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+    return torch.mm(a, b, out=out) if start is None else torch.addmm(start, a, b, out=out)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -110,27 +103,18 @@ def low_rank(x: Tensor, a: Tensor, b: Tensor, base: Tensor) -> Tensor:
 class _LowRank(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, base: Tensor) -> Tensor:
-        x, a, b, base = (t.contiguous() for t in (x, a, b, base))
-        (outputs, rank), inputs = b.shape, x.shape[-1]
-        rows = x.numel() // inputs
-        few, y = x.new_empty(rows, rank), x.new_empty(*x.shape[:-1], outputs)
-        kernels().low_rank(
-            *pointers(x, base, a, b, few, y), rows, outputs, inputs, rank, torch.get_num_threads()
-        )  # fmt: skip
+        rows, base_rows = x.flatten(0, -2), base.flatten(0, -2).contiguous()
+        few = product(rows, a.T)
         ctx.save_for_backward(x, a, b, few)
-        return y
+        return product(few, b.T, base_rows).view_as(base)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
         x, a, b, few = ctx.saved_tensors
-        dy = dy.contiguous()
-        dx, da, db = (torch.empty_like(t) for t in (x, a, b))
-        kernels().low_rank_backward(
-            *pointers(dy, x, a, b, few, dx), False, *pointers(da, db), len(few), len(b), x.shape[-1],
-            len(a), torch.get_num_threads(),
-        )  # fmt: skip
-        return dx, da, db, dy
+        rows, dy_rows = x.flatten(0, -2), dy.flatten(0, -2)
+        dfew = product(dy_rows, b)
+        return product(dfew, a).view_as(x), product(dfew.T, rows), product(dy_rows.T, few), dy
 
 
 def attention(

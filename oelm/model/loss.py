@@ -65,7 +65,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     grad_h[at] = product(p, matrix) * share
                 if grad_w is not None:
                     narrow = (hidden[at] * share).to(grad_w.dtype)
-                    product(p.T.to(grad_w.dtype), narrow, out=grad_w, add=first > 0)
+                    product(p.T.to(grad_w.dtype), narrow, grad_w if first else None, out=grad_w)
         ctx.grads = grad_h, grad_w  # type: ignore[attr-defined]
         return total
 

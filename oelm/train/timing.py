@@ -48,17 +48,24 @@ class Clock:
         self._since = now
 
 
-def matmul_peak(device: torch.device, precision: str) -> float:
-    """Operations per second of the best of several large matrix products, here and now."""
+def matmul_peak(device: torch.device, precision: str, seconds: float = 0.0) -> float:
+    """Operations per second of the best of several large matrix products, here and now.
+
+    Each is repeated for so many seconds, and the rate is that of all its repetitions: a machine that
+    others use too is slower for seconds at a time, and steps are not timed in its best moments either.
+    """
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     best = 0.0
     for m, k, n in CPU_SHAPES if device.type == "cpu" else GPU_SHAPES:
         a = torch.ones(m, k, device=device, dtype=dtype)
         product = functools.partial(torch.mm, a, torch.ones(k, n, device=device, dtype=dtype))
-        seconds = timed(product, device)
-        if seconds > PATIENCE_SECONDS:  # a precision that the processor only imitates
-            return max(best, 2 * m * k * n / seconds)
-        best = max(best, 2 * m * k * n / min(seconds, *(timed(product, device) for _ in range(2))))
+        first = timed(product, device)
+        if first > PATIENCE_SECONDS:  # a precision that the processor only imitates
+            return max(best, 2 * m * k * n / first)
+        taken: list[float] = []
+        while len(taken) < 2 or sum(taken) < seconds:
+            taken.append(timed(product, device))
+        best = max(best, 2 * m * k * n / statistics.fmean(taken))
     return best
 
 

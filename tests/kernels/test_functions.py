@@ -49,19 +49,23 @@ def laid_out(x, by_columns):
 @settings(deadline=None, max_examples=100)
 @given(
     M=any_length, N=any_length, K=any_length, columns_of_a=st.booleans(), columns_of_b=st.booleans(),
-    start=st.sampled_from([None, "bias", "add"]), gap=st.integers(0, 9), seed=any_seed,
+    start=st.sampled_from([None, "bias", "out", "other"]), gap=st.integers(0, 9), seed=any_seed,
 )  # fmt: skip
 def test_a_product_is_torchs_wherever_its_numbers_lie(
     M, N, K, columns_of_a, columns_of_b, start, gap, seed
 ):
     a = laid_out(normal(M, K, seed=seed), columns_of_a)
     b = laid_out(normal(K, N, seed=seed + 1), columns_of_b)
-    bias = normal(N, seed=seed + 2) if start == "bias" else None
     room = normal(M, N + gap, seed=seed + 3)
     out, beyond = room[:, :N], room[:, N:].clone()
-    expected = a.double() @ b.double()
-    expected += {None: 0, "bias": bias, "add": out.double()}[start]
-    found = functions.product(a, b, bias, out=out, add=start == "add")
+    added = {
+        None: None,
+        "bias": normal(N, seed=seed + 2),
+        "out": out,
+        "other": normal(M, N + 1, seed=seed + 2)[:, 1:],
+    }[start]
+    expected = a.double() @ b.double() + (0 if added is None else added.double())
+    found = functions.product(a, b, added, out=out)
     assert found.data_ptr() == out.data_ptr()
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=2e-6 * K)
     assert torch.equal(room[:, N:], beyond)
