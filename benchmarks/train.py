@@ -34,7 +34,7 @@ from oelm.train.timing import matmul_peak, peak_memory
 
 WORKLOADS = {"nano": 16, "medium-512": 8, "gpt2-124m": 1}
 SECONDS_PER_TURN = 3.0
-SECONDS_PER_PRODUCT = 1.0  # of each of those that find the peak, after every turn
+SECONDS_PER_PRODUCT = 0.5  # of each of those that find the peak, after every turn
 STEPS_TO_AGREE = 4
 RECIPE = {"precision": "fp32", "max_lr": 3e-5, "warmup": 0, "schedule": "constant"}
 CPU = torch.device("cpu")
