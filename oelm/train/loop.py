@@ -193,9 +193,11 @@ class Trainer:
             self.wrapped.wrap(step)
         rate = set_learning_rates(self.optimizer, config, step)
         # Dropout depends on (seed, step, rank) alone: no random state to save, none to be shifted.
-        torch.manual_seed(
-            zlib.crc32(f"{config.seeds['data_seed']} {step} {self.group.rank}".encode())
-        )
+        seed = zlib.crc32(f"{config.seeds['data_seed']} {step} {self.group.rank}".encode())
+        if self.device.type == "cpu":
+            torch.default_generator.manual_seed(seed)
+        else:  # all generators; to look for devices takes a quarter of a millisecond
+            torch.manual_seed(seed)
 
         n = self.pieces
         pieces = list(zip(*(t.chunk(n) for t in batch), strict=True))
