@@ -115,9 +115,9 @@ def compare(
 ) -> dict[str, Any]:
     """Steps of every method against those of the first and against the machine's peak.
 
-    The methods take turns, a step each, the first some more, in another order every round. `saved` is the share of the
-    first method's step that a method's is shorter by, `possible` the share of its arithmetic that the
-    method does without.
+    The methods take turns, a step each, the first some more, in another order every round. `saved` is
+    the share of the first method's step that a method's is shorter by, `possible` the share of its
+    arithmetic that the method does without.
 
     `by_layer` takes the steps of models with one layer and hardly any vocabulary: methods differ in
     layers only, and a noisy moment is shared the better the shorter a turn is. What such a step saves,
