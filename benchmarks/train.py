@@ -2,8 +2,9 @@
 
 python -m benchmarks.train [--workload nano] [--rounds 9] [--json FILE]
 
-Each contender lives in a process of its own, so that its peak memory is its own. They take turns, and
-ratios are taken within a round, so that a noisy moment is shared by all. Before anything is timed, every
+Each contender lives in a process of its own, so that its peak memory is its own. They take turns, in
+another order every round, as does the product that finds the machine's peak, and ratios are taken within
+a round, so that a noisy moment is shared by all. Before anything is timed, every
 contender must show the same first loss from the same weights, to 0.001, and the same to 0.02,
 or 2 % of what it fell by, three updates later (peers have a few more or fewer biases).
 """
@@ -12,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -33,8 +35,9 @@ from oelm.train.fitting import keep_freed_memory
 from oelm.train.timing import matmul_peak, peak_memory
 
 WORKLOADS = {"nano": 16, "medium-512": 8, "gpt2-124m": 1}
-SECONDS_PER_TURN = 3.0
-SECONDS_PER_PRODUCT = 0.5  # of each of those that find the peak, after every turn
+SECONDS_PER_TURN = 1.0  # at least; short, so that a noisy moment is shared by all
+SECONDS_PER_PRODUCT = 0.3  # of each of those that find the peak
+PEAK = "matmul peak"  # takes its turn like everybody
 STEPS_TO_AGREE = 4
 RECIPE = {"precision": "fp32", "max_lr": 3e-5, "warmup": 0, "schedule": "constant"}
 CPU = torch.device("cpu")
@@ -94,7 +97,7 @@ CONTENDERS = {
 
 
 def contender(name, workload):
-    """Serve turns: a line on stdin asks for one, the answer is its time per step and the peak."""
+    """Serve turns: a line on stdin asks for one, the answer is its time per step and peak memory."""
     shape, batch_size = ModelConfig.preset(workload), WORKLOADS[workload]
     step = CONTENDERS[name](shape, batch_size)
     print(json.dumps([step() for _ in range(STEPS_TO_AGREE)]), flush=True)
@@ -103,16 +106,20 @@ def contender(name, workload):
         while time.perf_counter() - began < SECONDS_PER_TURN:
             step()
             steps += 1
-        seconds, memory = (time.perf_counter() - began) / steps, peak_memory(CPU)
-        print(
-            json.dumps([seconds, matmul_peak(CPU, "fp32", SECONDS_PER_PRODUCT), memory]), flush=True
-        )
+        print(json.dumps([(time.perf_counter() - began) / steps, peak_memory(CPU)]), flush=True)
+
+
+def peak():
+    """Serve turns as above; the answer is the rate of the best matrix product."""
+    print("[]", flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(matmul_peak(CPU, "fp32", SECONDS_PER_PRODUCT)), flush=True)
 
 
 def compare(workload, rounds):
     """Everybody's turns, after a look at whether they do the same work."""
     processes, losses = {}, {}
-    for name in CONTENDERS:
+    for name in (PEAK, *CONTENDERS):
         command = [sys.executable, "-m", "benchmarks.train", "--contender", name]
         processes[name] = subprocess.Popen(
             [*command, "--workload", workload],
@@ -120,16 +127,17 @@ def compare(workload, rounds):
         )  # fmt: skip
         losses[name] = json.loads(processes[name].stdout.readline())
         print(f"{name} is ready", file=sys.stderr)
-        first, last = losses[name][0], losses[name][-1]
-        if name != "oelm, oelm_v2":  # another model, and so another loss
+        if name not in (PEAK, "oelm, oelm_v2"):  # that is another model, and so another loss
+            first, last = losses[name][0], losses[name][-1]
             assert abs(first - losses["oelm"][0]) < 1e-3, (name, losses)
             fell = losses["oelm"][0] - losses["oelm"][-1]
             assert abs(last - losses["oelm"][-1]) < max(0.02, 0.02 * fell), (name, losses)
-    turns = {name: [] for name in CONTENDERS}
+    turns = {name: [] for name in processes}
+    order = random.Random(0)
     for i in range(rounds):
-        for name, process in processes.items():
-            process.stdin.write("turn\n")
-            turns[name].append(json.loads(process.stdout.readline()))
+        for name in order.sample(list(processes), len(processes)):
+            processes[name].stdin.write("turn\n")
+            turns[name].append(json.loads(processes[name].stdout.readline()))
         print(f"round {i + 1} of {rounds}", file=sys.stderr)
     for process in processes.values():
         process.stdin.close()
@@ -139,18 +147,20 @@ def compare(workload, rounds):
 
 def summary(workload, turns, losses):
     shape, batch_size = ModelConfig.preset(workload), WORKLOADS[workload]
-    own = [turn[0] for turn in turns["oelm"]]
+    own, peaks = [turn[0] for turn in turns["oelm"]], turns[PEAK]
     rows = {}
-    for name, results in turns.items():
-        seconds = [turn[0] for turn in results]
+    for name in CONTENDERS:
+        seconds = [turn[0] for turn in turns[name]]
         method = METHODS["oelm_v2" if "v2" in name else "baseline"]
         flops = step_flops(shape, method, batch_size)
         ratio = Ratio.of(seconds, own)
         rows[name] = {
             "seconds": statistics.median(seconds),
             "tokens_per_second": batch_size * shape.seq_len / statistics.median(seconds),
-            "of_peak": statistics.median(flops / turn[0] / turn[1] for turn in results),
-            "memory": results[0][2],  # later ones may be those of the product that finds the peak
+            "of_peak": statistics.median(
+                flops / s / p for s, p in zip(seconds, peaks, strict=True)
+            ),
+            "memory": turns[name][-1][1],
             "time_of_ours": [ratio.median, ratio.low, ratio.high],
             "losses": losses[name],
         }
@@ -160,7 +170,7 @@ def summary(workload, turns, losses):
         "seq_len": shape.seq_len,
         "rounds": len(own),
         "threads": torch.get_num_threads(),
-        "peak_gflops": statistics.median(t[1] for r in turns.values() for t in r) / 1e9,
+        "peak_gflops": statistics.median(peaks) / 1e9,
         "settings": "fp32, fused AdamW, SDPA, clip 1.0; torch and x-transformers with torch's chunked loss",
         "versions": {p: version(p) for p in ("torch", "transformers", "x-transformers")},
         "python": platform.python_version(),
@@ -185,10 +195,13 @@ def show(result):
 def main():
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--workload", choices=WORKLOADS, default="nano")
-    options.add_argument("--rounds", type=int, default=9)
+    options.add_argument("--rounds", type=int, default=20)
     options.add_argument("--json", type=Path, help="also write the numbers here")
-    options.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
+    options.add_argument("--contender", choices=(PEAK, *CONTENDERS), help=argparse.SUPPRESS)
     given = options.parse_args()
+    if given.contender == PEAK:
+        peak()
+        return
     if given.contender:
         contender(given.contender, given.workload)
         return
