@@ -117,7 +117,7 @@ def peak():
 
 
 def compare(workload, rounds):
-    """Everybody's turns, after a look at whether they do the same work."""
+    """What is known after each round of everybody's turns; first a look at whether they do the same work."""
     processes, losses = {}, {}
     for name in (PEAK, *CONTENDERS):
         command = [sys.executable, "-m", "benchmarks.train", "--contender", name]
@@ -139,10 +139,10 @@ def compare(workload, rounds):
             processes[name].stdin.write("turn\n")
             turns[name].append(json.loads(processes[name].stdout.readline()))
         print(f"round {i + 1} of {rounds}", file=sys.stderr)
+        yield summary(workload, turns, losses)
     for process in processes.values():
         process.stdin.close()
         process.wait()
-    return summary(workload, turns, losses)
 
 
 def summary(workload, turns, losses):
@@ -205,10 +205,10 @@ def main():
     if given.contender:
         contender(given.contender, given.workload)
         return
-    result = compare(given.workload, given.rounds)
+    for result in compare(given.workload, given.rounds):
+        if given.json:  # every time, so that a run that is stopped is not lost
+            given.json.write_text(json.dumps(result, indent=1) + "\n")
     show(result)
-    if given.json:
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
