@@ -52,12 +52,6 @@ INLINE void tile(const float *restrict a, long a_row, long a_k, const float *res
     ROWS(STORE)
 }
 
-#ifdef __clang__
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (order){__VA_ARGS__})
-#endif
-
 /* y[k][i] = x[i][k], 8 × 8. The stores go up: one may run over into the next. */
 INLINE void transpose(const float *x, long x_row, float *y, long y_row) {
     vec u[LANES], v[LANES];
@@ -261,6 +255,46 @@ static void columns(const float *x, long stride, float *y, long n, long all, lon
         for (long e = 0; e < E; e++) y[e * all + t] = t < n ? x[t * stride + e] : 0;
 }
 
+#define EACH_ROW _Pragma("GCC unroll 6") for (long r = 0; r < TILE_ROWS; r++)
+
+/* The six rows of a tile at w, side by side: one alone would be waiting for its own sums. Row r sees `seen` numbers,
+   with `causal` r more, and becomes exp(scale · (x - its largest)) there, 0 up to the end of a vector; every lane
+   of `largest` and `sum` holds that of a row. */
+INLINE void exponentials(float *w, long row, long seen, int causal, float scale, vec *largest, vec *sum) {
+    long seen_by_last = seen + (causal ? TILE_ROWS - 1 : 0), by_all = seen / LANES * LANES, j;
+#define AT (*(vec *)(w + r * row + j))
+#define SEEN (seen - j + (causal ? r : 0))
+    EACH_ROW largest[r] = eight(-INFINITY), sum[r] = (vec){0};
+    for (j = 0; j < by_all; j += LANES) EACH_ROW largest[r] = larger(AT, largest[r]);
+    for (; j < seen_by_last; j += LANES) EACH_ROW largest[r] = larger(first_of(AT, SEEN, -INFINITY), largest[r]);
+    EACH_ROW largest[r] = largest_across(largest[r]);
+    for (j = 0; j < by_all; j += LANES) EACH_ROW sum[r] += AT = exponential((AT - largest[r]) * scale);
+    for (; j < seen_by_last; j += LANES)
+        EACH_ROW sum[r] += AT = first_of(exponential((AT - largest[r]) * scale), SEEN, 0);
+    EACH_ROW sum[r] = sum_across(sum[r]);
+}
+
+/* From logits w and the gradient d of the weights that are made of them: these weights, and the logits' gradient. */
+INLINE void dlogits_of_rows(float *w, float *d, long row, long seen, int causal, float scale, const float *log_sum,
+                            const float *dy, const float *const *y, long E) {
+    long seen_by_last = seen + (causal ? TILE_ROWS - 1 : 0), by_all = seen / LANES * LANES, j;
+    vec mean[TILE_ROWS] = {0};
+    for (long e = 0; e < E; e += LANES) EACH_ROW mean[r] += *(vec *)(dy + r * E + e) * *(vec *)(y[r] + e);
+    EACH_ROW mean[r] = sum_across(mean[r]);
+#define D_AT (*(vec *)(d + r * row + j))
+    for (j = 0; j < by_all; j += LANES) EACH_ROW {
+        vec weight = AT = exponential(AT * scale - log_sum[r]);
+        D_AT = weight * (D_AT - mean[r]) * scale;
+    }
+    for (; j < seen_by_last; j += LANES) EACH_ROW {
+        vec weight = AT = first_of(exponential(AT * scale - log_sum[r]), SEEN, 0);
+        D_AT = weight * (D_AT - mean[r]) * scale;
+    }
+#undef AT
+#undef SEEN
+#undef D_AT
+}
+
 /* y = softmax(scale · q kᵀ) v, where head h reads the keys of head h + ahead, and `lse`, the logarithm of each row's sum, from which backward makes the
    weights anew. Of a causal row only what it sees is computed, in steps of a tile. */
 void attention(const float *q, const float *k, const float *v, float *y, float *lse, long B, long H, long T,
@@ -268,12 +302,13 @@ void attention(const float *q, const float *k, const float *v, float *y, float *
     long all = at_least(T, BLOCK);
 #pragma omp parallel num_threads(threads)
     {
-        float *work = aligned_alloc(64, at_least((2 * all * E + BLOCK * (all + 2 * E)) * 4, 64));
+        float *work = aligned_alloc(64, at_least((2 * all * E + BLOCK * (all + 2 * E) + all) * 4, 64));
         float *k_columns = work, *v_rows = k_columns + all * E, *weights = v_rows + all * E;
-        float *q_rows = weights + BLOCK * all, *y_rows = q_rows + BLOCK * E;
+        float *q_rows = weights + BLOCK * all, *y_rows = q_rows + BLOCK * E, *sums = y_rows + BLOCK * E;
 #pragma omp for
         for (long bh = 0; bh < B * H; bh++) {
             const float *qh = head(q, stride[0], bh / H, bh % H);
+            float *log_sum = lse + bh * T;
             columns(head(k, stride[1], bh / H, (bh + ahead) % H), stride[1][2], k_columns, T, all, E);
             gather(head(v, stride[2], bh / H, bh % H), stride[2][2], v_rows, T, all, E);
             for (long first = 0; first < T; first += BLOCK) {
@@ -283,28 +318,21 @@ void attention(const float *q, const float *k, const float *v, float *y, float *
                     long seen_by_last = causal ? least(first + i + TILE_ROWS, T) : T;
                     for (long j = 0; j < seen_by_last; j += TILE_COLUMNS)
                         tile(q_rows + i * E, E, 1, k_columns + j, all, weights + i * all + j, all, E, NULL, 0);
-                    float shrink[TILE_ROWS];
-                    for (long r = 0; r < TILE_ROWS; r++) {
-                        long seen = causal ? least(first + i + r + 1, T) : T;
-                        long some = seen % LANES, whole = at_least(seen, LANES); /* vectors */
-                        float *w = weights + (i + r) * all, *last = w + seen - some, sum;
-                        if (some) *(vec *)last = first_of(*(vec *)last, some, -INFINITY);
-                        float largest = largest_of(w, whole);
-                        vec sums = {0};
-                        for (long j = 0; j < whole; j += LANES)
-                            sums += *(vec *)(w + j) = exponential((*(vec *)(w + j) - largest) * scale);
-                        if (some) *(vec *)last = first_of(*(vec *)last, some, 0);
-                        if (whole < seen_by_last) *(vec *)(w + whole) = (vec){0};
-                        shrink[r] = 1 / (sum = sum_of(sums));
-                        if (first + i + r < T) lse[bh * T + first + i + r] = largest * scale + logf(sum);
+                    long seen = causal ? least(first + i + 1, T) : T;
+                    vec largest[TILE_ROWS], sum[TILE_ROWS];
+                    exponentials(weights + i * all, all, seen, causal, scale, largest, sum);
+                    for (long r = 0; r < TILE_ROWS && first + i + r < T; r++) {
+                        log_sum[first + i + r] = largest[r][0] * scale;
+                        sums[first + i + r] = sum[r][0];
                     }
                     for (long e = 0; e < E; e += TILE_COLUMNS)
                         tile(weights + i * all, all, 1, v_rows + e, E, y_rows + i * E + e, E, seen_by_last, NULL, 0);
                     for (long r = 0; r < TILE_ROWS; r++)
-                        for (long e = 0; e < E; e++) y_rows[(i + r) * E + e] *= shrink[r];
+                        for (long e = 0; e < E; e += LANES) *(vec *)(y_rows + (i + r) * E + e) *= 1 / sum[r];
                 }
                 scatter(y_rows, head(y, stride[3], bh / H, bh % H) + first * stride[3][2], stride[3][2], rows, E);
             }
+            for (long t = 0; t < T; t++) log_sum[t] += logf(sums[t]);
         }
         free(work);
     }
@@ -340,21 +368,16 @@ void attention_backward(const float *q, const float *k, const float *v, const fl
                         tile(q_rows + i * E, E, 1, k_columns + j, all, weights + i * all + j, all, E, NULL, 0);
                         tile(dy_rows + i * E, E, 1, v_columns + j, all, dlogits + i * all + j, all, E, NULL, 0);
                     }
-                    for (long r = i; r < i + TILE_ROWS; r++) {
-                        float *w = weights + r * all, *d = dlogits + r * all, mean = 0, log_sum = 0;
-                        long t = first + r, seen = t >= T ? 0 : causal ? t + 1 : T;
-                        if (seen) {
-                            const float *y_row = head(y, stride[3], b, h) + t * stride[3][2];
-                            log_sum = lse[bh * T + t];
-                            mean = sum_by(dy_rows + r * E, y_row, 0, E);
-                        }
-                        for (long j = 0; j < seen; j += LANES) { /* the last ones become 0 below */
-                            vec weight = exponential(*(vec *)(w + j) * scale - log_sum);
-                            *(vec *)(w + j) = weight;
-                            *(vec *)(d + j) = weight * (*(vec *)(d + j) - mean) * scale;
-                        }
-                        for (long j = seen; j < seen_by_all; j++) w[j] = d[j] = 0;
+                    long seen = causal ? least(first + i + 1, T) : T;
+                    const float *y_rows[TILE_ROWS];
+                    float log_sums[TILE_ROWS];
+                    for (long r = 0; r < TILE_ROWS; r++) { /* rows beyond the last have no gradient: 0 comes of them */
+                        long t = least(first + i + r, T - 1);
+                        y_rows[r] = head(y, stride[3], b, h) + t * stride[3][2];
+                        log_sums[r] = t == first + i + r ? lse[bh * T + t] : 0;
                     }
+                    dlogits_of_rows(weights + i * all, dlogits + i * all, all, seen, causal, scale, log_sums,
+                                    dy_rows + i * E, y_rows, E);
                     for (long e = 0; e < E; e += TILE_COLUMNS)
                         tile(dlogits + i * all, all, 1, k_rows + e, E, dq_rows + i * E + e, E, seen_by_last, NULL, 0);
                 }

@@ -10,6 +10,12 @@ enum { LANES = 8 /* numbers in a vector */ };
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t order __attribute__((vector_size(4 * LANES)));
 
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (order){__VA_ARGS__})
+#endif
+
 /* The first n numbers of x, up to a vector of them. */
 INLINE vec load(const float *x, long n) {
     if (n >= LANES) return *(vec *)x;
@@ -52,11 +58,19 @@ INLINE vec exponential(vec x) {
     return p * bits((k + 127) << 23);
 }
 
-/* The first n of x, up to seven, and `rest` for the others. */
+/* The first n of x, all or none of them perhaps, and `rest` for the others. */
 INLINE vec first_of(vec x, long n, float rest) {
     order in = (order){0, 1, 2, 3, 4, 5, 6, 7} < (int32_t)n;
     return bits((in & (order)x) | (~in & (order)eight(rest)));
 }
+
+/* In every lane, the sum or the largest of all. */
+#define ACROSS(x, DO)                                                                                \
+    x = DO(x, SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3)), x = DO(x, SHUFFLE(x, x, 2, 3, 0, 1, 6, 7, 4, 5)), \
+    x = DO(x, SHUFFLE(x, x, 1, 0, 3, 2, 5, 4, 7, 6))
+INLINE vec plus(vec a, vec b) { return a + b; }
+INLINE vec sum_across(vec x) { return ACROSS(x, plus); }
+INLINE vec largest_across(vec x) { return ACROSS(x, larger); }
 
 INLINE float sum_of(vec x) {
     return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
