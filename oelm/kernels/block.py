@@ -1,6 +1,7 @@
 """A transformer block as one torch function: one call of `block.c` forward, one backward."""
 
 import ctypes
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,40 +15,26 @@ from oelm.kernels.functions import CHANNELS, kernels, ours_multiply
 SMALL = 2**21
 """Bytes up to which holding a tensor for backward is better than computing it again."""
 
-_pointer, _long = ctypes.c_void_p, ctypes.c_long
-
-
-def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
-    return [(name, kind) for name in names]
-
-
-class _Projection(ctypes.Structure):
-    _fields_ = [
-        *_fields(_pointer, "w", "bias", "order", "a", "b", "y", "dw", "dbias", "da", "db"),
-        *_fields(_long, "rank", "ahead"),
-    ]
-
-
-class _Norm(ctypes.Structure):
-    _fields_ = _fields(_pointer, "w", "b", "dw", "db")
-
-
-class _Shift(ctypes.Structure):
-    _fields_ = _fields(_pointer, "value", "dvalue")
-
-
-class _Block(ctypes.Structure):
-    """`block` of block.c, field by field."""
-
-    _fields_ = [
-        *_fields(_long, "B", "T", "H", "E", "F", "rms", "causal", "by_tanh", "threads"),
-        ("eps", ctypes.c_double),
-        *_fields(_pointer, "cos", "sin"),
-        *_fields(_Norm, "attention_norm", "mlp_norm"),
-        *_fields(_Projection, "q", "k", "v", "o", "up", "down"),
-        *_fields(_Shift, "q_shift", "k_shift"),
-        *_fields(_pointer, "x", "dy", "log_sum", "heads", "middle", "active", "few", "y", "dx"),
-    ]
+# The structure `block` of block.c, field by field; each takes eight bytes, so that it is an array to fill.
+_SIZES = ("B", "T", "H", "E", "F", "rms", "causal", "by_tanh", "threads")
+_PROJECTION = ("w", "bias", "order", "a", "b", "y", "dw", "dbias", "da", "db", "rank", "ahead")
+_FIELDS = (
+    *_SIZES,
+    "eps",
+    "cos",
+    "sin",
+    *(
+        f"{norm}.{field}"
+        for norm in ("attention_norm", "mlp_norm")
+        for field in ("w", "bias", "dw", "dbias")
+    ),
+    *(f"{part}.{field}" for part in ("q", "k", "v", "o", "up", "down") for field in _PROJECTION),
+    *(f"{shift}.{field}" for shift in ("q_shift", "k_shift") for field in ("value", "dvalue")),
+    *("x", "dy", "log_sum", "heads", "middle", "active", "few", "y", "dx"),
+)
+_PLACE = {name: i for i, name in enumerate(_FIELDS)}
+_GRADIENT = {name: ".d".join(name.split(".")) for name in _FIELDS if "." in name}
+_Structure = ctypes.c_int64 * len(_FIELDS)
 
 
 @dataclass(frozen=True)
@@ -63,6 +50,11 @@ class Shape:
     ahead: tuple[int, ...]
     """By how many channels q, k and v begin further on, where they have no matrix and no order."""
 
+    @functools.cached_property
+    def eps_bits(self) -> int:
+        """As the structure holds it."""
+        return ctypes.c_int64.from_buffer(ctypes.c_double(self.eps)).value
+
 
 def applies(x_BTD: Tensor, weight: Tensor | None, shape: Shape) -> bool:
     """Whether the kernel can take a block with such an input and such weights, of which it sees one."""
@@ -74,15 +66,15 @@ def applies(x_BTD: Tensor, weight: Tensor | None, shape: Shape) -> bool:
 def block(
     x_BTD: Tensor,
     shape: Shape,
-    weights: Mapping[str, Tensor | None],
+    weights: Mapping[str, Tensor],
     rotation: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
     """The block's output [B, T, D], with gradients.
 
-    The weights are named as in the C structure, such as `q.w` or `mlp_norm.b`; absent ones are None.
+    The weights are named as in the C structure, such as `q.w`; biases of norms too are `bias`.
     """
     y: Tensor = _Function.apply(  # type: ignore[no-untyped-call]
-        x_BTD, shape, list(weights), rotation, *weights.values()
+        x_BTD, shape, tuple(weights), rotation, *weights.values()
     )
     return y
 
@@ -93,13 +85,13 @@ class _Function(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         shape: Shape,
-        names: list[str],
+        names: tuple[str, ...],
         rotation: tuple[Tensor, Tensor] | None,
-        *weights: Tensor | None,
+        *weights: Tensor,
     ) -> Tensor:
         x = x.contiguous()
         B, T = x.shape[:2]
-        given = {at: w.contiguous() for at, w in zip(names, weights, strict=True) if w is not None}
+        given = {name: w.contiguous() for name, w in zip(names, weights, strict=True)}
         kept = {"x": x, "heads": torch.empty_like(x), "middle": torch.empty_like(x)}
         kept["log_sum"] = x.new_empty(B, shape.n_heads, T)
         kept["up.y"] = wide = x.new_empty(B, T, shape.d_ff)
@@ -126,7 +118,7 @@ class _Function(torch.autograd.Function):
         tensors = dict(zip(ctx.places, ctx.saved_tensors, strict=True))
         wanted = zip(ctx.names, ctx.needs_input_grad[4:], strict=True)
         grads = {name: torch.empty_like(tensors[name]) if need else None for name, need in wanted}
-        places = {_place_of_gradient(name): g for name, g in grads.items() if g is not None}
+        places = {_GRADIENT[name]: g for name, g in grads.items() if g is not None}
         x = tensors["x"]
         dx = torch.empty_like(x)
         ends = {"dy": dy.contiguous(), "dx": dx}
@@ -134,24 +126,17 @@ class _Function(torch.autograd.Function):
         return dx, None, None, None, *grads.values()
 
 
-def _place_of_gradient(name: str) -> str:
-    part, field = name.split(".")
-    return f"{part}.d{field}"
-
-
 def _described(x: Tensor, shape: Shape, tensors: Mapping[str, Tensor]) -> Any:
     """The C structure, with a null pointer for every tensor that is not there."""
     (B, T, D), H = x.shape, shape.n_heads
-    found = _Block(
-        B=B, T=T, H=H, E=D // H, F=shape.d_ff, rms=shape.rms, causal=shape.causal, by_tanh=shape.by_tanh,
-        threads=torch.get_num_threads(), eps=shape.eps,
+    found = _Structure(
+        B, T, H, D // H, shape.d_ff, shape.rms, shape.causal, shape.by_tanh,
+        torch.get_num_threads(), shape.eps_bits,
     )  # fmt: skip
     for part, ahead in zip("qkv", shape.ahead, strict=True):
-        getattr(found, part).ahead = ahead
+        found[_PLACE[f"{part}.ahead"]] = ahead
+        if f"{part}.a" in tensors:
+            found[_PLACE[f"{part}.rank"]] = len(tensors[f"{part}.a"])
     for name, tensor in tensors.items():
-        part, _, field = name.rpartition(".")
-        structure = getattr(found, part) if part else found
-        setattr(structure, field, tensor.data_ptr())
-        if field == "a":
-            structure.rank = len(tensor)
-    return ctypes.byref(found)
+        found[_PLACE[name]] = tensor.data_ptr()
+    return found

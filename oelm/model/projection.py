@@ -147,16 +147,6 @@ class Projection(nn.Module):
         """By how many channels an identity begins further on."""
         return self.out_features // self.heads if self.treatment.init == "identity_shift" else 0
 
-    def tensors(self) -> dict[str, Tensor | None]:
-        """What a simple one is computed with, by the kernels' names."""
-        return {
-            "w": self.weight,
-            "bias": self.bias,
-            "order": self.order,
-            "a": self.low_rank_in,
-            "b": self.low_rank_out,
-        }
-
     def merged(self) -> tuple[Tensor, Tensor | None]:
         """The whole projection as one matrix [out, in] and one bias."""
         if self.weight is None:

@@ -1,7 +1,7 @@
 """The trunk that the decoder and the encoder share: embeddings, blocks, final norm."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -131,25 +131,36 @@ class Block(nn.Module):
 
     def _in_one(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         """`forward` by the kernel of a whole block."""
-        a, mlp = self.attention, self.mlp
-        parts = {
-            "attention_norm": dict(zip("wb", norm_tensors(self.attention_norm), strict=True)),
-            "mlp_norm": dict(zip("wb", norm_tensors(self.mlp_norm), strict=True)),
-            **{name: getattr(a, name).tensors() for name in ("q", "k", "v", "o")},
-            "up": mlp.up.tensors(),
-            "down": mlp.down.tensors(),
-        }
+        a, weights = self.attention, dict(self._tensors())
         if rotation is not None:
             for name, of_heads in zip(("q_shift", "k_shift"), a.kernels(rotation), strict=True):
                 if of_heads is not None:  # [H, T or 1, E] → [T, D]
                     turned = of_heads.expand(-1, x.shape[1], -1).transpose(0, 1)
-                    parts[name] = {"value": turned.flatten(1)}
-        weights = {f"{part}.{name}": t for part, own in parts.items() for name, t in own.items()}
+                    weights[f"{name}.value"] = turned.flatten(1)
         return in_one.block(x, self.shape, weights, rotation if a.rope else None)
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What a simple block is computed with, by the kernel's names. Called often: hence no `getattr`."""
+        a, mlp = self.attention, self.mlp
+        parts = {"attention_norm": self.attention_norm, "mlp_norm": self.mlp_norm}
+        parts |= {"q": a.q, "k": a.k, "v": a.v, "o": a.o, "up": mlp.up, "down": mlp.down}
+        for part, module in parts.items():
+            for own in (module._parameters, module._buffers):
+                for name, tensor in own.items():
+                    if tensor is not None:
+                        yield f"{part}.{KERNEL_NAMES[name]}", tensor
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)
 
+
+KERNEL_NAMES = {
+    "weight": "w",
+    "bias": "bias",
+    "order": "order",
+    "low_rank_in": "a",
+    "low_rank_out": "b",
+}
 
 NORM_EPS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
 
