@@ -1,10 +1,10 @@
-/* A pre-norm transformer block in one call forward and one backward. As calls of their own from Python, its
-   twenty operations cost a small model more than norms, activations and sums do.
+/* Pre-norm transformer blocks in one call forward and one backward. As calls of their own from Python, the
+   twenty operations of a block cost a small model more than norms, activations and sums do.
 
    What backward needs is kept: the input, q, k, v, what the heads read, the stream between the two halves, and
    the MLP's hidden layer before its activation; if that is small, instead the layer after it and the activation's
    slope. Norms are cheaper to compute again than to keep.
-   `block.py` fills the structure; its fields are in the same order there. */
+   `block.py` fills the structure; its fields are in the same order there. Each takes eight bytes. */
 
 #include "cpu.h"
 
@@ -168,7 +168,7 @@ static void project_onto(const projection *p, const float *rest, const float *x,
     product(x, (long[]){in, 1}, p->w, (long[]){1, in}, y, out, p->bias ? y : rest, out, N, out, in, threads);
 }
 
-void block_forward(const block *s) {
+static void block_forward(const block *s) {
     long N = s->B * s->T, D = s->H * s->E, F = s->F, by_heads[3] = {s->T * D, s->E, D};
     /* Keys that are read where they lie begin some heads on, and so do their gradients. */
     long ahead = s->k.y ? 0 : s->k.ahead / s->E;
@@ -203,7 +203,8 @@ void block_forward(const block *s) {
     free(normed);
 }
 
-void block_backward(const block *s) {
+/* dx may be dy. */
+static void block_backward(const block *s) {
     long N = s->B * s->T, D = s->H * s->E, F = s->F, by_heads[3] = {s->T * D, s->E, D};
     /* Keys that are read where they lie begin some heads on, and so do their gradients. */
     long ahead = s->k.y ? 0 : s->k.ahead / s->E;
@@ -219,7 +220,7 @@ void block_backward(const block *s) {
     normalise(s->middle, s->mlp_norm.w, s->mlp_norm.b, s->eps, s->rms, normed, moments, N, D, threads);
     linear_backward(dwide, normed, s->up.w, dnormed, 0, s->up.dw, s->up.dbias, N, F, D, threads);
     free(dwide);
-    memcpy(dx, s->dy, N * D * sizeof(float));
+    if (dx != s->dy) memcpy(dx, s->dy, N * D * sizeof(float));
     normalise_backward(dnormed, s->middle, moments, s->mlp_norm.w, s->rms, dx, s->mlp_norm.dw, s->mlp_norm.db, N, D,
                        threads);
 
@@ -252,4 +253,67 @@ void block_backward(const block *s) {
     normalise_backward(dnormed, s->x, moments, s->attention_norm.w, s->rms, dx, s->attention_norm.dw,
                        s->attention_norm.db, N, D, threads);
     free(normed), free(moments), free(dnormed);
+}
+
+/* ---- several blocks, in lanes: each takes its share of the sequences through all of them, alone --------- */
+
+/* What a lane computes. Its gradients are its own, `size` numbers on for every lane before it. */
+static block share(const block *whole, long lane, long lanes, long size) {
+    block s = *whole;
+    s.B /= lanes, s.threads /= lanes;
+    long N = s.B * s.T, D = s.H * s.E;
+#define MOVE(pointer, by) if (pointer) pointer += lane * (by)
+    float **rows[] = {&s.heads, &s.middle, &s.y, &s.dx, &s.q.y, &s.k.y, &s.v.y};
+    for (int i = 0; i < 7; i++) MOVE(*rows[i], N * D);
+    MOVE(s.x, N * D);
+    MOVE(s.dy, N * D);
+    MOVE(s.up.y, N * s.F);
+    MOVE(s.active, N * s.F);
+    MOVE(s.few, N * ranks(&s));
+    MOVE(s.log_sum, N * s.H);
+    projection *of[] = {&s.q, &s.k, &s.v, &s.o, &s.up, &s.down};
+    for (int i = 0; i < 6; i++) {
+        MOVE(of[i]->dw, size);
+        MOVE(of[i]->dbias, size);
+        MOVE(of[i]->da, size);
+        MOVE(of[i]->db, size);
+    }
+    float **others[] = {&s.attention_norm.dw, &s.attention_norm.db, &s.mlp_norm.dw, &s.mlp_norm.db, &s.q_shift.dvalue,
+                        &s.k_shift.dvalue};
+    for (int i = 0; i < 6; i++) MOVE(*others[i], size);
+#undef MOVE
+    return s;
+}
+
+/* One lane is no parallel region, in which its operations could have no threads of their own. */
+void blocks_forward(const block *const *blocks, long n, long lanes) {
+    if (lanes == 1)
+        for (long i = 0; i < n; i++) block_forward(blocks[i]);
+    else
+#pragma omp parallel for num_threads(lanes)
+        for (long lane = 0; lane < lanes; lane++)
+            for (long i = 0; i < n; i++) {
+                block s = share(blocks[i], lane, lanes, 0);
+                block_forward(&s);
+            }
+}
+
+/* `gradients` are those of all weights, `size` numbers for each lane; the sum takes the place of the first. */
+void blocks_backward(const block *const *blocks, long n, long lanes, float *gradients, long size) {
+    if (lanes == 1) {
+        for (long i = n; i--;) block_backward(blocks[i]);
+        return;
+    }
+#pragma omp parallel num_threads(lanes)
+    {
+#pragma omp for
+        for (long lane = 0; lane < lanes; lane++)
+            for (long i = n; i--;) {
+                block s = share(blocks[i], lane, lanes, size);
+                block_backward(&s);
+            }
+#pragma omp for
+        for (long i = 0; i < size; i++)
+            for (long lane = 1; lane < lanes; lane++) gradients[i] += gradients[lane * size + i];
+    }
 }

@@ -1,10 +1,10 @@
-"""A transformer block as one torch function: one call of `block.c` forward, one backward."""
+"""Transformer blocks as one torch function: one call of `block.c` forward, one backward."""
 
 import ctypes
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from oelm.kernels.functions import CHANNELS, kernels, ours_multiply
 
 SMALL = 2**21
 """Bytes up to which holding a tensor for backward is better than computing it again."""
+FEW = 2**27
+"""Bytes of hidden layers, up to which those of all blocks may be held until backward is through."""
 
 # The structure `block` of block.c, field by field; each takes eight bytes, so that it is an array to fill.
 _SIZES = ("B", "T", "H", "E", "F", "rms", "causal", "by_tanh", "threads")
@@ -63,19 +65,23 @@ def applies(x_BTD: Tensor, weight: Tensor | None, shape: Shape) -> bool:
     return ours_multiply(x_BTD, weight)
 
 
-def block(
-    x_BTD: Tensor,
-    shape: Shape,
-    weights: Mapping[str, Tensor],
-    rotation: tuple[Tensor, Tensor] | None,
-) -> Tensor:
-    """The block's output [B, T, D], with gradients.
+class Part(NamedTuple):
+    """One of several blocks: what it is, and its weights by their names in the C structure, such as `q.w`."""
 
-    The weights are named as in the C structure, such as `q.w`; biases of norms too are `bias`.
-    """
-    y: Tensor = _Function.apply(  # type: ignore[no-untyped-call]
-        x_BTD, shape, tuple(weights), rotation, *weights.values()
-    )
+    shape: Shape
+    weights: Mapping[str, Tensor]
+
+
+def blocks(
+    x_BTD: Tensor,
+    parts: Sequence[Part],
+    rotation: tuple[Tensor, Tensor] | None,
+    lanes: int = 1,
+) -> Tensor:
+    """The last block's output [B, T, D], with gradients; in lanes, each of which takes its share of B."""
+    names = [(part.shape, tuple(part.weights)) for part in parts]
+    weights = (w for part in parts for w in part.weights.values())
+    y: Tensor = _Function.apply(x_BTD, names, rotation, lanes, *weights)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -84,49 +90,94 @@ class _Function(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        shape: Shape,
-        names: tuple[str, ...],
+        parts: Sequence[tuple[Shape, tuple[str, ...]]],
         rotation: tuple[Tensor, Tensor] | None,
+        lanes: int,
         *weights: Tensor,
     ) -> Tensor:
-        x = x.contiguous()
-        B, T = x.shape[:2]
-        given = {name: w.contiguous() for name, w in zip(names, weights, strict=True)}
-        kept = {"x": x, "heads": torch.empty_like(x), "middle": torch.empty_like(x)}
-        kept["log_sum"] = x.new_empty(B, shape.n_heads, T)
-        kept["up.y"] = wide = x.new_empty(B, T, shape.d_ff)
-        if wide.nbytes <= SMALL:
-            kept["active"] = torch.empty_like(wide)
-        if ranks := sum(len(given[name]) for name in ("q.a", "k.a", "v.a") if name in given):
-            kept["few"] = x.new_empty(B * T, ranks)
-        for part, ahead in zip("qkv", shape.ahead, strict=True):
-            made = any(f"{part}.{name}" in given for name in ("w", "order", "a"))
-            moved = part != "v" and (rotation is not None or f"{part}_shift.value" in given)
-            if made or moved or (ahead and part != "k"):  # else it is read where it lies
-                kept[f"{part}.y"] = torch.empty_like(x)
-        if rotation is not None:
-            kept["cos"], kept["sin"] = (table.contiguous() for table in rotation)
-        y = torch.empty_like(x)
-        kernels().block_forward(_described(x, shape, {**given, **kept, "y": y}))
-        ctx.shape, ctx.names, ctx.places = shape, names, [*given, *kept]
-        ctx.save_for_backward(*given.values(), *kept.values())
-        return y
+        x, coming = x.contiguous(), iter(weights)
+        layers, structures = [], []
+        for shape, names in parts:
+            tensors = {name: next(coming).contiguous() for name in names}
+            tensors |= _kept(x, shape, tensors, rotation, lanes)
+            x = torch.empty_like(x)
+            structures.append(_described(x, shape, {**tensors, "y": x}))
+            layers.append(tensors)
+        kernels().blocks_forward(_array(structures), len(structures), lanes)
+        ctx.parts, ctx.lanes, ctx.places = parts, lanes, [tuple(layer) for layer in layers]
+        ctx.save_for_backward(*(tensor for layer in layers for tensor in layer.values()))
+        return x
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = dict(zip(ctx.places, ctx.saved_tensors, strict=True))
-        wanted = zip(ctx.names, ctx.needs_input_grad[4:], strict=True)
-        grads = {name: torch.empty_like(tensors[name]) if need else None for name, need in wanted}
-        places = {_GRADIENT[name]: g for name, g in grads.items() if g is not None}
-        x = tensors["x"]
-        dx = torch.empty_like(x)
-        ends = {"dy": dy.contiguous(), "dx": dx}
-        kernels().block_backward(_described(x, ctx.shape, {**tensors, **places, **ends}))
-        return dx, None, None, None, *grads.values()
+        saved = iter(ctx.saved_tensors)
+        layers = [{place: next(saved) for place in places} for places in ctx.places]
+        named = [
+            (layer, name)
+            for layer, (_, names) in zip(layers, ctx.parts, strict=True)
+            for name in names
+        ]
+        needed = ctx.needs_input_grad[4:]
+        sizes = [
+            layer[at].numel() if need else 0
+            for (layer, at), need in zip(named, needed, strict=True)
+        ]
+        # All in one, and once more for every other lane.
+        gradients = dy.new_empty(ctx.lanes, sum(sizes))
+        pieces = torch.split(gradients[0], sizes)
+        found: list[Tensor | None] = []
+        for (layer, name), need, piece in zip(named, needed, pieces, strict=True):
+            found.append(piece.view(layer[name].shape) if need else None)
+            if need:
+                layer[_GRADIENT[name]] = piece
+        dy, dx = dy.contiguous(), torch.empty_like(dy)
+        ends = [{"dy": dx, "dx": dx} for _ in layers]
+        ends[-1]["dy"] = dy
+        structures = [
+            _described(dy, shape, layer | own)
+            for (shape, _), layer, own in zip(ctx.parts, layers, ends, strict=True)
+        ]
+        kernels().blocks_backward(
+            _array(structures), len(structures), ctx.lanes, gradients.data_ptr(), sum(sizes)
+        )
+        return dx, None, None, None, *found
 
 
-def _described(x: Tensor, shape: Shape, tensors: Mapping[str, Tensor]) -> Any:
+def _kept(
+    x: Tensor,
+    shape: Shape,
+    weights: Mapping[str, Tensor],
+    rotation: tuple[Tensor, Tensor] | None,
+    lanes: int,
+) -> dict[str, Tensor]:
+    """What a block needs in backward, besides its weights, to be filled in forward."""
+    B, T = x.shape[:2]
+    kept = {"x": x, "heads": torch.empty_like(x), "middle": torch.empty_like(x)}
+    kept["log_sum"] = x.new_empty(B, shape.n_heads, T)
+    kept["up.y"] = wide = x.new_empty(B, T, shape.d_ff)
+    if wide.nbytes <= lanes * SMALL:
+        kept["active"] = torch.empty_like(wide)
+    if ranks := sum(len(weights[name]) for name in ("q.a", "k.a", "v.a") if name in weights):
+        kept["few"] = x.new_empty(B * T, ranks)
+    for part, ahead in zip("qkv", shape.ahead, strict=True):
+        made = any(f"{part}.{name}" in weights for name in ("w", "order", "a"))
+        moved = part != "v" and (rotation is not None or f"{part}_shift.value" in weights)
+        if made or moved or (ahead and part != "k"):  # else it is read where it lies
+            kept[f"{part}.y"] = torch.empty_like(x)
+    if rotation is not None:
+        kept["cos"], kept["sin"] = (table.contiguous() for table in rotation)
+    return kept
+
+
+def _array(structures: "list[ctypes.Array[ctypes.c_int64]]") -> "ctypes.Array[ctypes.c_void_p]":
+    """Pointers to them."""
+    return (ctypes.c_void_p * len(structures))(*(ctypes.addressof(s) for s in structures))
+
+
+def _described(
+    x: Tensor, shape: Shape, tensors: Mapping[str, Tensor]
+) -> "ctypes.Array[ctypes.c_int64]":
     """The C structure, with a null pointer for every tensor that is not there."""
     (B, T, D), H = x.shape, shape.n_heads
     found = _Structure(

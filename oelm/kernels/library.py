@@ -42,8 +42,8 @@ _SIGNATURES = {
     "linear": [_pointer] * 4 + [_long] * 3 + [_int],
     "linear_backward": [_pointer] * 4 + [_int] + [_pointer] * 2 + [_long] * 3 + [_int],
     "few_rows": [_pointer] * 3 + [_long] * 3 + [_int],
-    "block_forward": [_pointer],
-    "block_backward": [_pointer],
+    "blocks_forward": [_pointer, _long, _long],
+    "blocks_backward": [_pointer, _long, _long, _pointer, _long],
     "next_logits": [_pointer],
 }  # fmt: skip
 

@@ -104,9 +104,10 @@ class Block(nn.Module):
         at_B: Tensor | None = None,
     ) -> Tensor:
         """[B, T, D] → [B, T, D]; or, with `at_B`, the result at one position of each row [B, 1, D]."""
-        alone = mask is None and cache is None and at_B is None and self._unobserved()
-        if self.simple and alone and in_one.applies(x, self.mlp.up.weight, self.shape):
-            return self._in_one(x, rotation)
+        if mask is None and cache is None and at_B is None and self.in_one_call(x):
+            return in_one.blocks(
+                x, [self.part(x.shape[1], rotation)], rotation if self.attention.rope else None
+            )
         x = x + self._drop(self.attention(self.attention_norm(x), rotation, mask, cache, start))
         if at_B is not None:
             x = x[torch.arange(len(x), device=x.device), at_B][:, None]
@@ -129,15 +130,21 @@ class Block(nn.Module):
             return False
         return not any(m._forward_hooks or m._forward_pre_hooks for m in self.modules())
 
-    def _in_one(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        """`forward` by the kernel of a whole block."""
+    def in_one_call(self, x: Tensor) -> bool:
+        """Whether x can go through by the kernel of whole blocks."""
+        return (
+            self.simple and in_one.applies(x, self.mlp.up.weight, self.shape) and self._unobserved()
+        )
+
+    def part(self, T: int, rotation: tuple[Tensor, Tensor] | None) -> in_one.Part:
+        """What that kernel takes."""
         a, weights = self.attention, dict(self._tensors())
         if rotation is not None:
             for name, of_heads in zip(("q_shift", "k_shift"), a.kernels(rotation), strict=True):
                 if of_heads is not None:  # [H, T or 1, E] → [T, D]
-                    turned = of_heads.expand(-1, x.shape[1], -1).transpose(0, 1)
+                    turned = of_heads.expand(-1, T, -1).transpose(0, 1)
                     weights[f"{name}.value"] = turned.flatten(1)
-        return in_one.block(x, self.shape, weights, rotation if a.rope else None)
+        return in_one.Part(self.shape, weights)
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         """What a simple block is computed with, by the kernel's names. Called often: hence no `getattr`."""
@@ -265,8 +272,15 @@ class Transformer(nn.Module):
         if self.turns:
             rotation = self.cos[start : start + T], self.sin[start : start + T]
 
-        def trunk(x: Tensor) -> Tensor:
-            for i, block in enumerate(self.blocks):
+        alone = mask is None and cache is None and at_B is None  # else these had to be halved too
+        together = alone and self._together(x)
+
+        def trunk(x: Tensor, lanes: int = 1) -> Tensor:
+            if together:
+                parts = [block.part(T, rotation) for block in self.blocks]  # type: ignore[operator]
+                rope = self.config.positions == "rope"
+                x = in_one.blocks(x, parts, rotation if rope else None, lanes)
+            for i, block in enumerate(() if together else self.blocks):
                 at = at_B if i == len(self.blocks) - 1 else None
                 if self.activation_checkpointing and self.training:
                     x = checkpoint(block, x, rotation, mask, None, 0, at, use_reentrant=False)
@@ -275,8 +289,21 @@ class Transformer(nn.Module):
             h: Tensor = self.final_norm(x)
             return h
 
-        alone = mask is None and cache is None and at_B is None  # else these had to be halved too
-        return self.lanes(trunk, x) if self.lanes and alone else trunk(x)
+        if self.lanes is None or not alone:
+            return trunk(x)
+        if together and torch.get_num_threads() == 2 and len(x) % 2 == 0:
+            return trunk(x, lanes=2)  # each lane needs one thread only, so the kernel can have both
+        return self.lanes(trunk, x)
+
+    def _together(self, x: Tensor) -> bool:
+        """Whether x can go through all blocks in one call of their kernel, and they are small enough."""
+        hidden = x.numel() // x.shape[-1] * self.config.d_ff * self.config.n_layers * 4
+        checkpoints = self.activation_checkpointing and self.training
+        return (
+            hidden <= in_one.FEW
+            and not checkpoints
+            and all(block.in_one_call(x) for block in self.blocks)  # type: ignore[operator]
+        )
 
 
 def _embedding(rows: int, width: int) -> nn.Embedding:

@@ -11,6 +11,7 @@ from oelm import GPT, ModelConfig
 from oelm.kernels import block as in_one
 from oelm.kernels import functions
 from oelm.methods import METHODS, method
+from oelm.train.lanes import Lanes
 from tests.kernels import needs_compiler
 
 pytestmark = needs_compiler
@@ -92,6 +93,61 @@ def test_a_block_and_its_gradients_are_those_of_its_modules(name, B, T, seed, sm
         torch.testing.assert_close(grads[key].double(), grad, rtol=1e-3, atol=atol)
 
 
+def through_all(model, tokens):
+    """The hidden states and the gradients of all that is trained."""
+    model.zero_grad()
+    h = model.hidden(tokens)
+    h.backward(torch.sin(torch.arange(h.numel())).view_as(h))
+    return h, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("positions", ["learned", "rope"])
+@pytest.mark.parametrize("name", SIMPLE)
+def test_all_blocks_in_one_call_are_one_after_the_other(two_threads, name, positions, monkeypatch):
+    model = model_of(name, positions=positions)
+    tokens = torch.arange(4 * 13).view(4, 13) % 7
+    alone, lanes = [], Lanes()
+    for few in (0, in_one.FEW):
+        monkeypatch.setattr(in_one, "FEW", few)
+        model.lanes = None
+        alone.append(through_all(model, tokens))
+        model.lanes = lanes
+        alone.append(through_all(model, tokens))
+    (h, grads), by_lanes, in_one_call, in_both = alone
+    assert all(torch.equal(h, other) for other, _ in (by_lanes, in_one_call, in_both))
+    largest = max(grad.abs().max().item() for grad in grads.values())
+    for key, grad in grads.items():
+        assert torch.equal(in_one_call[1][key], grad)
+        if (
+            "kernel_" not in key
+        ):  # those are sums over positions, of both lanes' sums or the other way round
+            assert torch.equal(in_both[1][key], by_lanes[1][key])
+        torch.testing.assert_close(in_both[1][key], grad, rtol=1e-3, atol=1e-5 * largest)
+
+
+def test_all_blocks_are_one_function_only_if_they_are_small(monkeypatch):
+    def calls(model):
+        found = []
+        monkeypatch.setattr(in_one._Function, "apply", lambda *a: found.append(len(a[1])) or a[0])
+        model.hidden(torch.zeros(2, 5, dtype=torch.long))
+        return found
+
+    assert calls(model_of("baseline")) == [2]
+    model = model_of("baseline")
+    model.checkpoint_activations(True)
+    assert calls(model.train()) == [1, 1]
+    monkeypatch.setattr(in_one, "FEW", 2 * 5 * 80 * 2 * 4 - 1)
+    assert calls(model_of("baseline")) == [1, 1]
+
+
 @pytest.mark.parametrize("name", ["oelm_temperature", "oelm_gain"])
 def test_what_the_kernel_does_not_know_goes_through_the_modules(name):
     y, _ = through(model_of(name), inputs(1, 5))
@@ -116,7 +172,7 @@ def test_dropout_and_whoever_listens_to_a_part_are_served_by_the_modules():
 def kept(name, part):
     """Whether a block keeps that part of attention for backward."""
     y, _ = through(model_of(name), inputs(2, 9))
-    return f"{part}.y" in y.grad_fn.places
+    return f"{part}.y" in y.grad_fn.places[0]
 
 
 def test_an_identity_is_read_where_it_lies_with_no_copy():
