@@ -1,88 +1,23 @@
 /* The operations that torch leaves slow on CPUs, in float32: products, attention, GELU, the softmax of the
-   loss. Built on first use by `library.py`, with `block.c` and `token.c`, which are made of them.
+   loss. Built on first use by `library.py`, with `head.c`, `block.c` and `token.c`, which are made of them.
 
    Every result is computed by one thread from start to end, so its bits do not depend on how many there
    are. NaN and infinity pass through: the build must not use -ffinite-math-only. */
 
 #include "cpu.h"
-#include "vectors.h"
+#include "tiles.h"
 
 #include <math.h>
 #include <stdlib.h>
 
 enum {
-    TILE_ROWS = 6, TILE_COLUMNS = 16, /* as many sums as fit into 16 vector registers */
-    BLOCK = 48, /* rows of queries at a time: a multiple of both */
+    BLOCK = 48, /* rows of queries at a time: a multiple of a tile's rows and columns */
     PIECE = 4096, /* numbers that a thread takes at a time */
     SUMS = 64, /* columns that are summed at a time */
     /* What a product copies at a time: of b half a megabyte, to stay in L2, of a 96 KiB beside it. */
-    DEPTH = 256, STRIP_ROWS = 96, STRIP_COLUMNS = 512,
+    STRIP_ROWS = 96, STRIP_COLUMNS = 512,
     PANEL = DEPTH * TILE_ROWS + LANES, /* the rows of a tile, and room for a last store to run over */
 };
-/* NaN does not count. */
-static float largest_of(const float *x, long n) {
-    vec each = eight(-INFINITY);
-    float found = -INFINITY;
-    long j = 0;
-    for (; j + LANES <= n; j += LANES) each = larger(*(vec *)(x + j), each);
-    for (; j < n; j++) found = x[j] > found ? x[j] : found;
-    for (long i = 0; i < LANES; i++) found = each[i] > found ? each[i] : found;
-    return found;
-}
-
-/* C[6 × 16] = A[6 × n] B[n × 16], added to `start` if there is one. The sums stay in registers: hence no
-   arrays. */
-INLINE void tile(const float *restrict a, long a_row, long a_k, const float *restrict b, long b_k, float *c,
-                 long c_row, long n, const float *start, long start_row) {
-#define ROWS(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5)
-#define BEGIN(i)                                                                                     \
-    vec left##i = {0}, right##i = {0};                                                               \
-    if (start) __builtin_prefetch(start + i * start_row);
-#define ADD(i) left##i += a[i * a_row] * b_left, right##i += a[i * a_row] * b_right;
-#define STORE(i)                                                                                     \
-    if (start) left##i += *(vec *)(start + i * start_row);                                           \
-    if (start) right##i += *(vec *)(start + i * start_row + LANES);                                  \
-    *(vec *)(c + i * c_row) = left##i, *(vec *)(c + i * c_row + LANES) = right##i;
-    ROWS(BEGIN)
-#pragma GCC unroll 4
-    for (long k = 0; k < n; k++, a += a_k, b += b_k) {
-        vec b_left = *(vec *)b, b_right = *(vec *)(b + LANES);
-        ROWS(ADD)
-    }
-    ROWS(STORE)
-}
-
-/* y[k][i] = x[i][k], 8 × 8. The stores go up: one may run over into the next. */
-INLINE void transpose(const float *x, long x_row, float *y, long y_row) {
-    vec u[LANES], v[LANES];
-#pragma GCC unroll 8
-    for (int i = 0; i < LANES; i += 2) {
-        vec even = *(vec *)(x + i * x_row), odd = *(vec *)(x + (i + 1) * x_row);
-        u[i] = SHUFFLE(even, odd, 0, 8, 1, 9, 4, 12, 5, 13);
-        u[i + 1] = SHUFFLE(even, odd, 2, 10, 3, 11, 6, 14, 7, 15);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < LANES; i += 4)
-#pragma GCC unroll 8
-        for (int j = i; j < i + 2; j++) {
-            v[i + 2 * (j - i)] = SHUFFLE(u[j], u[j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-            v[i + 2 * (j - i) + 1] = SHUFFLE(u[j], u[j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
-        }
-#pragma GCC unroll 8
-    for (int i = 0; i < LANES / 2; i++) *(vec *)(y + i * y_row) = SHUFFLE(v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-#pragma GCC unroll 8
-    for (int i = 0; i < LANES / 2; i++)
-        *(vec *)(y + (i + 4) * y_row) = SHUFFLE(v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
-}
-
-/* n numbers, a multiple of 16. For so few, memcpy takes its time, and of one vector after the other the compiler
-   makes just that. */
-INLINE void copy(const float *restrict x, float *restrict y, long n) {
-    for (long i = 0; i < n; i += 2 * LANES) {
-        vec left = *(vec *)(x + i), right = *(vec *)(x + i + LANES);
-        *(vec *)(y + i) = left, *(vec *)(y + i + LANES) = right;
-    }
-}
 
 /* ---- products ------------------------------------------------------------------------------------ */
 
@@ -104,40 +39,6 @@ static void row_panels(const float *a, long a_row, long a_k, float *panels, long
             for (long r = 0; r < TILE_ROWS; r++)
                 panel[k * TILE_ROWS + r] = p * TILE_ROWS + r < rows ? x[r * a_row + k * a_k] : 0;
     }
-}
-
-/* The columns of b, sixteen by sixteen as panels [n × 16]; zeros where there is no column. */
-static void column_panels(const float *b, long b_k, long b_column, float *panels, long columns, long n) {
-    long j = 0;
-    if (b_column == 1) /* four panels at once: memory likes to be read on and on */
-        for (long whole = columns / TILE_COLUMNS * TILE_COLUMNS, to; j < whole; j = to) {
-            to = least(j + 4 * TILE_COLUMNS, whole);
-            for (long k = 0; k < n; k++)
-                for (long i = j; i < to; i += TILE_COLUMNS)
-                    copy(b + k * b_k + i, panels + i * n + k * TILE_COLUMNS, TILE_COLUMNS);
-        }
-    for (; j < columns; j += TILE_COLUMNS) {
-        const float *x = b + j * b_column;
-        float *panel = panels + j * n;
-        long k = 0;
-        if (b_k == 1 && j + TILE_COLUMNS <= columns)
-            for (; k + LANES <= n; k += LANES)
-                for (long i = 0; i < TILE_COLUMNS; i += LANES)
-                    transpose(x + i * b_column + k, b_column, panel + k * TILE_COLUMNS + i, TILE_COLUMNS);
-        for (; k < n; k++)
-            for (long i = 0; i < TILE_COLUMNS; i++)
-                panel[k * TILE_COLUMNS + i] = j + i < columns ? x[i * b_column + k * b_k] : 0;
-    }
-}
-
-/* `tile` where fewer rows or columns are left. */
-static void edge_tile(const float *a, long a_row, long a_k, const float *b, float *c, long c_row, long n,
-                      const float *start, long start_row, long rows, long columns) {
-    float edge[TILE_ROWS * TILE_COLUMNS] = {0};
-    for (long r = 0; start && r < rows; r++)
-        memcpy(edge + r * TILE_COLUMNS, start + r * start_row, columns * sizeof(float));
-    tile(a, a_row, a_k, b, TILE_COLUMNS, edge, TILE_COLUMNS, n, edge, TILE_COLUMNS);
-    for (long r = 0; r < rows; r++) memcpy(c + r * c_row, edge + r * TILE_COLUMNS, columns * sizeof(float));
 }
 
 static void product_of_one(const float *a, long a_row, long a_k, const float *b, long b_k, long b_column, float *c,
@@ -482,15 +383,7 @@ int cross_entropy(float *logits, long row_stride, const int64_t *target, float *
 #pragma omp parallel for num_threads(threads)
     for (long r = 0; r < rows; r++) {
         float *x = logits + r * row_stride, chosen = x[target[r]], largest = largest_of(x, V);
-        vec sums = {0};
-        long j = 0;
-        for (; j + LANES <= V; j += LANES) sums += *(vec *)(x + j) = exponential(*(vec *)(x + j) - largest);
-        float sum = sum_of(sums);
-        if (j < V) {
-            vec last = exponential(load(x + j, V - j) - largest);
-            store(last, x + j, V - j);
-            for (long i = 0; i < V - j; i++) sum += last[i];
-        }
+        float sum = exponentials_of_row(x, V, largest);
         loss[r] = logf(sum) + largest - chosen;
         if (!gradient) continue;
         float shrink = 1 / sum;

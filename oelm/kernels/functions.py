@@ -193,7 +193,7 @@ def cross_entropy_(logits_NV: Tensor, target_N: Tensor, *, gradient: bool) -> Te
             gradient, torch.get_num_threads(),
         )  # fmt: skip
         if out_of_range:
-            raise IndexError(f"a target is not one of the {logits_NV.shape[1]} classes")
+            raise no_class(logits_NV.shape[1])
         return loss_N
     target_N1 = target_N[:, None]
     chosen = logits_NV.gather(1, target_N1)
@@ -203,6 +203,33 @@ def cross_entropy_(logits_NV: Tensor, target_N: Tensor, *, gradient: bool) -> Te
     if gradient:
         p.div_(mass).scatter_add_(1, target_N1, torch.full_like(chosen, -1.0))
     return (mass.log() + largest - chosen)[:, 0]
+
+
+def head_loss(
+    h_ND: Tensor, weight_VD: Tensor, target_N: Tensor, share_N: Tensor, *, need: tuple[bool, bool]
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Each row's loss [N] with the logits h Wᵀ, where products are ours.
+
+    Also the gradients by h and W, if they are needed, of the sum in which each row has its share.
+    """
+    h, weight = h_ND.contiguous(), weight_VD.contiguous()
+    loss_N = h.new_empty(len(h))
+    grad_h, grad_w = (
+        torch.empty_like(x) if needed else None for x, needed in zip((h, weight), need, strict=True)
+    )
+    target_N, share_N = target_N.to(torch.int64).contiguous(), share_N.contiguous()
+    out_of_range = kernels().head_loss(
+        *pointers(h, weight, target_N, share_N, loss_N, grad_h, grad_w), len(h), *weight.shape,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    if out_of_range:
+        raise no_class(len(weight))
+    return loss_N, grad_h, grad_w
+
+
+def no_class(classes: int) -> IndexError:
+    """For a target that is none of them."""
+    return IndexError(f"a target is not one of the {classes} classes")
 
 
 def few_rows(x_BD: Tensor, weight: Tensor) -> Tensor:

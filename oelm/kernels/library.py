@@ -22,8 +22,8 @@ import torch  # noqa: F401  whose OpenMP runtime the kernels use
 log = logging.getLogger(__name__)
 
 SWITCH = "OELM_KERNELS"
-UNITS = ("cpu", "block", "token")
-HEADERS = ("cpu.h", "vectors.h")
+UNITS = ("cpu", "head", "block", "token")
+HEADERS = ("cpu.h", "vectors.h", "tiles.h")
 # Sums are computed as they are written, and NaN and infinity, by which a diverging run is noticed, are kept.
 FLAGS = (
     "-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
@@ -38,6 +38,7 @@ _SIGNATURES = {
     "gelu": [_pointer] * 3 + [_long, _int, _int],
     "gelu_backward": [_pointer] * 4 + [_long, _int, _int],
     "cross_entropy": [_pointer, _long, _pointer, _pointer, _long, _long, _int, _int],
+    "head_loss": [_pointer] * 7 + [_long] * 3 + [_int],
     "product": [_pointer] * 5 + [_long, _pointer] + [_long] * 4 + [_int],
     "linear": [_pointer] * 4 + [_long] * 3 + [_int],
     "linear_backward": [_pointer] * 4 + [_int] + [_pointer] * 2 + [_long] * 3 + [_int],

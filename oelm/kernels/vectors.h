@@ -76,6 +76,32 @@ INLINE float sum_of(vec x) {
     return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 }
 
+/* NaN does not count. */
+INLINE float largest_of(const float *x, long n) {
+    vec each[4] = {eight(-INFINITY), eight(-INFINITY), eight(-INFINITY), eight(-INFINITY)}; /* one waits for itself */
+    float found = -INFINITY;
+    long j = 0;
+    for (; j + 4 * LANES <= n; j += 4 * LANES)
+        for (int i = 0; i < 4; i++) each[i] = larger(*(vec *)(x + j + i * LANES), each[i]);
+    for (; j < n; j++) found = x[j] > found ? x[j] : found;
+    vec largest = largest_across(larger(larger(each[0], each[1]), larger(each[2], each[3])));
+    return largest[0] > found ? largest[0] : found;
+}
+
+/* x becomes exp(x - largest), of which this is the sum. */
+INLINE float exponentials_of_row(float *x, long n, float largest) {
+    vec sums = {0};
+    long j = 0;
+    for (; j + LANES <= n; j += LANES) sums += *(vec *)(x + j) = exponential(*(vec *)(x + j) - largest);
+    float sum = sum_of(sums);
+    if (j < n) {
+        vec last = exponential(load(x + j, n - j) - largest);
+        store(last, x + j, n - j);
+        for (long i = 0; i < n - j; i++) sum += last[i];
+    }
+    return sum;
+}
+
 /* The sum of x - mean, or of (x - mean)(y - mean). */
 INLINE float sum_by(const float *x, const float *y, float mean, long n) {
     vec sums = {0};

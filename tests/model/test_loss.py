@@ -4,19 +4,29 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oelm.kernels import functions
 from oelm.model import loss as loss_module
 from oelm.model.loss import linear_cross_entropy
+from tests.kernels import needs_compiler
+
+
+@pytest.fixture(autouse=True, scope="module")
+def products_of_our_own():
+    """On any processor, and so the kernel for small heads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functions, "products_pay", lambda: True)
+        yield
 
 
 @given(
-    rows=st.integers(1, 70),
-    width=st.integers(1, 24),
-    classes=st.integers(2, 60),
-    chunk=st.integers(1, 5000),
+    rows=st.one_of(st.integers(1, 70), st.integers(1, 500)),
+    width=st.integers(1, 40),
+    classes=st.integers(2, 100),
+    chunk=st.one_of(st.none(), st.integers(1, 5000)),
     ignored=st.floats(0, 1),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_value_and_gradients_equal_the_plain_form(rows, width, classes, chunk, ignored, seed):
     g = torch.Generator().manual_seed(seed)
     h = torch.randn(rows, width, generator=g).requires_grad_()
@@ -26,7 +36,9 @@ def test_value_and_gradients_equal_the_plain_form(rows, width, classes, chunk, i
     if (y == -100).all():
         y[0] = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_module, "CHUNK_ELEMENTS", chunk)
+        if chunk is not None:  # else by the kernel, if there is one
+            patch.setattr(loss_module, "CHUNK_ELEMENTS", chunk)
+            patch.setattr(loss_module, "SMALL_CLASSES", 0)
         ours = linear_cross_entropy(h, w, y)
         found = torch.autograd.grad(3 * ours, (h, w))
     plain = F.cross_entropy(h @ w.T, y)
@@ -36,12 +48,65 @@ def test_value_and_gradients_equal_the_plain_form(rows, width, classes, chunk, i
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
-def test_a_frozen_side_gets_no_gradient():
-    h, w, y = torch.randn(5, 4), torch.randn(7, 4), torch.arange(5)
-    h.requires_grad_()
+def fixed(rows, width, classes):
+    g = torch.Generator().manual_seed(0)
+    h = torch.randn(rows, width, generator=g).requires_grad_()
+    w = torch.randn(classes, width, generator=g).requires_grad_()
+    return h, w, torch.randint(classes, (rows,), generator=g)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(500, 40, 100), (1200, 300, 600), (7, 5, 8000)])
+def test_a_small_heads_bits_do_not_depend_on_the_threads(shape, monkeypatch):
+    h, w, y = fixed(*shape)
+    before, found, calls = torch.get_num_threads(), [], []
+    monkeypatch.setattr(loss_module, "SMALL_WIDTH", shape[1])
+    monkeypatch.setattr(
+        loss_module, "head_loss", lambda *a, **k: calls.append(a) or functions.head_loss(*a, **k)
+    )
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            loss = linear_cross_entropy(h, w, y)
+            found.append(torch.autograd.grad(loss, (h, w)))
+    finally:
+        torch.set_num_threads(before)
+    assert len(calls) == 3
+    exact = F.cross_entropy(h.double() @ w.double().T, y)
+    expected = torch.autograd.grad(exact, (h, w))
+    for grads in found:
+        for a, first, b in zip(grads, found[0], expected, strict=True):
+            assert torch.equal(a, first)
+            torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("side", [0, 1])
+def test_what_is_no_number_is_seen_in_the_loss_and_both_gradients(bad, side):
+    h, w, y = fixed(30, 4, 7)
+    with torch.no_grad():
+        (h, w)[side][3, 2] = bad
+    loss = linear_cross_entropy(h, w, y)
+    assert not loss.isfinite()
+    assert not any(g.isfinite().all() for g in torch.autograd.grad(loss, (h, w)))
+
+
+@needs_compiler
+def test_a_target_that_is_no_class_is_refused():
+    h, w, y = fixed(30, 4, 7)
+    y[20] = 7
+    with pytest.raises(IndexError, match="not one of the 7 classes"):
+        linear_cross_entropy(h, w, y)
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_side_gets_no_gradient(frozen):
+    h, w, y = fixed(50, 4, 7)
+    both = torch.autograd.grad(linear_cross_entropy(h, w, y), (h, w))
+    (h, w)[frozen].requires_grad_(False)
     linear_cross_entropy(h, w, y).backward()
-    assert h.grad is not None
-    assert w.grad is None
+    assert (h, w)[frozen].grad is None
+    assert torch.equal((h, w)[1 - frozen].grad, both[1 - frozen])
 
 
 def test_evaluation_gives_the_same_value():
