@@ -1,6 +1,7 @@
 """The operations as torch functions with gradients: our kernels where they apply, else torch's."""
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -230,6 +231,48 @@ def head_loss(
 def no_class(classes: int) -> IndexError:
     """For a target that is none of them."""
     return IndexError(f"a target is not one of the {classes} classes")
+
+
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The norm of all numbers together."""
+    if tensors and plain(tensors):
+        sizes = (ctypes.c_long * len(tensors))(*(x.numel() for x in tensors))
+        squares = kernels().sum_of_squares(
+            _array(tensors), sizes, len(tensors), torch.get_num_threads()
+        )
+        return torch.tensor(squares**0.5)
+    return nn.utils.get_total_norm(tensors)
+
+
+def adamw_(
+    tensors: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    means: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """A step of AdamW, each tensor's number of steps included, of what is `plain`."""
+    lists = (tensors, grads, means, squares, steps)
+    sizes = (ctypes.c_long * len(tensors))(*(x.numel() for x in tensors))
+    kernels().adamw(
+        *(_array(x) for x in lists), sizes, len(tensors), lr, *betas, eps, weight_decay,
+        torch.get_num_threads(),
+    )  # fmt: skip
+
+
+def plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether a kernel can take all of these as rows of numbers."""
+    return applies(*tensors) and all(x.is_contiguous() for x in tensors)
+
+
+def _array(tensors: Sequence[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
+    """Where the numbers of each are."""
+    return (ctypes.c_void_p * len(tensors))(*pointers(*tensors))
 
 
 def few_rows(x_BD: Tensor, weight: Tensor) -> Tensor:

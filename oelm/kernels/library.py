@@ -22,7 +22,7 @@ import torch  # noqa: F401  whose OpenMP runtime the kernels use
 log = logging.getLogger(__name__)
 
 SWITCH = "OELM_KERNELS"
-UNITS = ("cpu", "head", "block", "token")
+UNITS = ("cpu", "head", "block", "token", "update")
 HEADERS = ("cpu.h", "vectors.h", "tiles.h")
 # Sums are computed as they are written, and NaN and infinity, by which a diverging run is noticed, are kept.
 FLAGS = (
@@ -31,7 +31,8 @@ FLAGS = (
 )  # fmt: skip
 
 
-_pointer, _long, _int, _float = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+_pointer, _long, _int = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+_float, _double = ctypes.c_float, ctypes.c_double
 _SIGNATURES = {
     "attention": [_pointer] * 5 + [_long] * 4 + [_pointer, _long, _float, _int, _int],
     "attention_backward": [_pointer] * 9 + [_long] * 4 + [_pointer, _long, _float, _int, _int],
@@ -46,6 +47,8 @@ _SIGNATURES = {
     "blocks_forward": [_pointer, _long, _long],
     "blocks_backward": [_pointer, _long, _long, _pointer, _long],
     "next_logits": [_pointer],
+    "sum_of_squares": [_pointer, _pointer, _long, _int],
+    "adamw": [_pointer] * 6 + [_long] + [_double] * 5 + [_int],
 }  # fmt: skip
 
 
@@ -62,6 +65,7 @@ def library() -> ctypes.CDLL | None:
         return None
     for name, arguments in _SIGNATURES.items():
         getattr(kernels, name).argtypes = arguments
+    kernels.sum_of_squares.restype = _double
     return kernels
 
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oelm.errors import UserError
@@ -15,11 +15,13 @@ from oelm.train import precision
 from oelm.train.config import TrainConfig
 from oelm.train.errors import NonFiniteError
 from oelm.train.optimizer import (
+    AdamW,
     Guard,
     build_optimizer,
     clip_gradients,
     learning_rate,
     set_learning_rates,
+    total_norm,
 )
 
 SHAPE = ModelConfig.preset("nano", n_layers=2, d_model=16, n_heads=2, d_ff=32, vocab_size=11)
@@ -175,3 +177,43 @@ def test_precision_follows_the_device(monkeypatch):
         )
         assert precision.choose("auto", cuda).name == name
     assert precision.choose("auto", cuda, "fsdp").name == "fp32"
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9000), min_size=1, max_size=4),
+    seed=st.integers(0, 10**6),
+    decay=st.sampled_from([0.0, 0.1]),
+)
+@settings(max_examples=40, deadline=None)
+def test_steps_are_those_of_torchs_adamw_in_float64(sizes, seed, decay):
+    draw = torch.Generator().manual_seed(seed)
+    ours = [torch.randn(n, generator=draw).requires_grad_() for n in sizes]
+    exact = [p.detach().double().requires_grad_() for p in ours]
+    options = {"lr": 0.01, "betas": (0.9, 0.95), "weight_decay": decay}
+    own, reference = AdamW(ours, fused=True, **options), torch.optim.AdamW(exact, **options)
+    for step in range(4):
+        for p, q in zip(ours, exact, strict=True):
+            p.grad = None if step == 1 and p is ours[0] else torch.randn(len(p), generator=draw)
+            q.grad = None if p.grad is None else p.grad.double()
+        own.step()
+        reference.step()
+    for p, q in zip(ours, exact, strict=True):
+        torch.testing.assert_close(p.double(), q, rtol=1e-5, atol=1e-6)
+        assert own.state[p]["step"] == reference.state[q]["step"]
+
+
+def test_the_norm_of_all_gradients_does_not_depend_on_the_threads():
+    draw, before = torch.Generator().manual_seed(0), torch.get_num_threads()
+    tensors = [torch.randn(n, generator=draw) for n in (1, 4095, 4096, 4097, 100_000)]
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(total_norm(tensors).item())
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1] == found[2]
+    exact = sum(t.double().square().sum().item() for t in tensors) ** 0.5
+    assert found[0] == pytest.approx(exact, rel=1e-6)
+    assert math.isnan(total_norm([torch.tensor([1.0, math.nan])]))
+    assert total_norm([]) == 0
