@@ -36,7 +36,7 @@ def undisturbed(make_study: Make, **options: dict) -> dict:
 
 def test_killed_at_random_and_with_two_runners(make_study: Make) -> None:
     """SIGKILL for runners and trainers; two runners at once: bit for bit as if nothing had been."""
-    longer = {"defaults": {"max_steps": 100}}
+    longer = {"defaults": {"max_steps": 300}}  # enough for two disturbances before all is done
     expected = undisturbed(make_study, **longer)
     path, dice = make_study(**longer), random.Random(0)
     for _ in range(2):
