@@ -1,7 +1,6 @@
 """How fast training steps are on this machine: methods side by side, and against what arithmetic allows."""
 
 import functools
-import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -115,7 +114,8 @@ def compare(
 ) -> dict[str, Any]:
     """Steps of every method against those of the first and against the machine's peak.
 
-    The methods take turns, a step each, the first some more, in another order every round. `saved` is
+    The methods take turns, a step each, in another order every round, and each has a turn of the first
+    next to its own, to which it is held: what a shared machine can do changes from turn to turn. `saved` is
     the share of the first method's step that a method's is shorter by, `possible` the share of its
     arithmetic that the method does without.
 
@@ -137,19 +137,27 @@ def compare(
     for step in (*steps.values(), whole_step) * WARMUP:
         step()
     seconds: dict[str, list[float]] = {name: [] for name in steps}
+    beside: dict[str, list[float]] = {name: [] for name in steps}
     whole, peaks, order = [], [], random.Random(0)
-    # All are held against the first, so its time should be known best: it takes √others turns a round.
-    turns = [*steps, *[base] * (round(math.sqrt(len(steps) - 1)) - 1)]
+    others = [name for name in steps if name != base]
+
+    def turn_of(name: str) -> float:
+        return timed(steps[name], where)
+
     for i in range(rounds):
         if i % max(1, rounds // BESIDES) == 0:
             peaks.append(matmul_peak(where, precision, PEAK_SECONDS))
             if by_layer:
                 whole.append(timed(whole_step, where))
-        taken: dict[str, list[float]] = {name: [] for name in steps}
-        for name in order.sample(turns, len(turns)):
-            taken[name].append(timed(steps[name], where))
-        for name in steps:
-            seconds[name].append(statistics.median(taken[name]))
+        seconds[base].append(turn_of(base))
+        shuffled = order.sample(others, len(others))
+        for pair in (shuffled[at : at + 2] for at in range(0, len(shuffled), 2)):
+            before = seconds[base][-1]
+            taken = [turn_of(name) for name in pair]
+            seconds[base].append(turn_of(base))
+            for name, own, first in zip(pair, taken, (before, seconds[base][-1]), strict=False):
+                seconds[name].append(own)
+                beside[name].append(first)
         progress(i + 1)
     one, peak = statistics.median(seconds[base]), statistics.median(peaks)
     whole_seconds = statistics.median(whole) if by_layer else one
@@ -157,7 +165,7 @@ def compare(
     flops = {m.name: step_flops(shape, m, batch_size) for m in methods}
     rows = []
     for name in steps:
-        ratio = Ratio.of(seconds[name], seconds[base])
+        ratio = Ratio.of(seconds[name], beside[name] if name != base else seconds[base])
         saved, low, high = (layers * (1 - r) for r in (ratio.median, ratio.high, ratio.low))
         own = whole_seconds * (1 - saved)
         rows.append(
