@@ -8,7 +8,6 @@
 
 #include "cpu.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 typedef struct {
@@ -35,8 +34,6 @@ typedef struct {
     const float *x, *dy;
     float *log_sum, *heads, *middle, *active, *few, *y, *dx;
 } block;
-
-static float *room(long n) { return aligned_alloc(64, (n * sizeof(float) + 63) / 64 * 64); }
 
 /* What an identity reads of x: all D channels, each once. */
 static void read_channels(const projection *p, const float *x, float *y, long N, long D, int threads) {

@@ -1,5 +1,5 @@
 /* The operations that torch leaves slow on CPUs, in float32: products, attention, GELU, the softmax of the
-   loss. Built on first use by `library.py`, with `head.c`, `block.c` and `token.c`, which are made of them.
+   loss. Built on first use by `library.py`, with the files that are made of them.
 
    Every result is computed by one thread from start to end, so its bits do not depend on how many there
    are. NaN and infinity pass through: the build must not use -ffinite-math-only. */
@@ -8,11 +8,9 @@
 #include "tiles.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 enum {
     BLOCK = 48, /* rows of queries at a time: a multiple of a tile's rows and columns */
-    PIECE = 4096, /* numbers that a thread takes at a time */
     SUMS = 64, /* columns that are summed at a time */
     /* What a product copies at a time: of b half a megabyte, to stay in L2, of a 96 KiB beside it. */
     STRIP_ROWS = 96, STRIP_COLUMNS = 512,
@@ -43,8 +41,8 @@ static void row_panels(const float *a, long a_row, long a_k, float *panels, long
 
 static void product_of_one(const float *a, long a_row, long a_k, const float *b, long b_k, long b_column, float *c,
                            long c_row, const float *start, long start_row, long M, long N, long K) {
-    float *panels_of_a = aligned_alloc(64, STRIP_ROWS / TILE_ROWS * PANEL * sizeof(float));
-    float *panels_of_b = aligned_alloc(64, DEPTH * STRIP_COLUMNS * sizeof(float));
+    float *panels_of_a = room(STRIP_ROWS / TILE_ROWS * PANEL);
+    float *panels_of_b = room(DEPTH * STRIP_COLUMNS);
     /* Rows that are short, or used for few columns, are read where they lie. */
     int in_place = a_k == 1 && (N < STRIP_COLUMNS || K <= DEPTH);
     for (long k = 0; k < K; k += DEPTH)
@@ -203,7 +201,7 @@ void attention(const float *q, const float *k, const float *v, float *y, float *
     long all = at_least(T, BLOCK);
 #pragma omp parallel num_threads(threads)
     {
-        float *work = aligned_alloc(64, at_least((2 * all * E + BLOCK * (all + 2 * E) + all) * 4, 64));
+        float *work = room(2 * all * E + BLOCK * (all + 2 * E) + all);
         float *k_columns = work, *v_rows = k_columns + all * E, *weights = v_rows + all * E;
         float *q_rows = weights + BLOCK * all, *y_rows = q_rows + BLOCK * E, *sums = y_rows + BLOCK * E;
 #pragma omp for
@@ -246,7 +244,7 @@ void attention_backward(const float *q, const float *k, const float *v, const fl
     long all = at_least(T, BLOCK);
 #pragma omp parallel num_threads(threads)
     {
-        float *work = aligned_alloc(64, at_least((5 * all * E + BLOCK * (2 * all + 3 * E)) * 4, 64));
+        float *work = room(5 * all * E + BLOCK * (2 * all + 3 * E));
         float *k_columns = work, *v_columns = k_columns + all * E, *k_rows = v_columns + all * E;
         float *dk_rows = k_rows + all * E, *dv_rows = dk_rows + all * E;
         float *weights = dv_rows + all * E, *dlogits = weights + BLOCK * all;

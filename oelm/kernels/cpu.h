@@ -3,11 +3,15 @@
 #pragma once
 
 #include <stdint.h>
+#include <stdlib.h>
 
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE long least(long a, long b) { return a < b ? a : b; }
 INLINE long at_least(long n, long unit) { return (n + unit - 1) / unit * unit; }
+INLINE float *room(long n) { return aligned_alloc(64, at_least(n * sizeof(float), 64)); }
+
+enum { PIECE = 4096 /* numbers that a thread takes at a time */ };
 
 void linear(const float *x, const float *w, const float *bias, float *y, long N, long out, long in, int threads);
 void linear_backward(const float *dy, const float *x, const float *w, float *dx, int add, float *dw, float *dbias,

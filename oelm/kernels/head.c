@@ -9,7 +9,6 @@
 #include "tiles.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 enum {
     CHUNK = 12, /* rows that go from logits to dh together: 400 KB of 8,192 classes */
@@ -18,8 +17,6 @@ enum {
     COPIED = 64, /* columns that it copies at a time */
     LARGEST_GROUP = 1 << 23, /* logits */
 };
-
-static float *room(long n) { return aligned_alloc(64, at_least(n * sizeof(float), 64)); }
 
 /* All of b [K × columns] in panels, by all threads; they do not wait for each other. */
 static void all_panels(const float *b, long b_k, long b_column, float *panels, long columns, long K) {

@@ -6,7 +6,6 @@
 #include "vectors.h"
 
 #include <omp.h>
-#include <stdlib.h>
 
 typedef struct { const float *w, *b; } affine; /* a norm, or a matrix [out × in]; b may be NULL */
 
@@ -121,7 +120,7 @@ static void normalise_few(const token *s, affine norm, const float *x, float *y)
 
 void next_logits(const token *s) {
     long B = s->B, D = s->H * s->E, F = s->F, each = at_least(s->S, LANES) + s->E + B * D;
-    float *shared = aligned_alloc(64, at_least((6 * B * D + 2 * B * F) * sizeof(float), 64));
+    float *shared = room(6 * B * D + 2 * B * F);
     float *qkv = shared, *read = qkv + 3 * B * D, *streams[2] = {read + B * D, read + 2 * B * D};
     float *wide = streams[1] + B * D, *gates = wide + B * F;
     memcpy(streams[0], s->x, B * D * sizeof(float));

@@ -4,10 +4,6 @@
 #include "cpu.h"
 #include "vectors.h"
 
-#include <stdlib.h>
-
-enum { PIECE = 4096 /* numbers that a thread takes at a time */ };
-
 static long pieces_of(long size) { return (size + PIECE - 1) / PIECE; }
 
 /* The sum of the squares of all numbers. The sums of pieces are added in their order, whoever made them. */
