@@ -128,7 +128,10 @@ class Block(nn.Module):
         """Whether nothing must happen on the way: no dropout, and nobody who listens to a part."""
         if self.training and self.dropout:
             return False
-        return not any(m._forward_hooks or m._forward_pre_hooks for m in self.modules())
+        return not any(
+            m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+            for m in self.modules()
+        )
 
     def in_one_call(self, x: Tensor) -> bool:
         """Whether x can go through by the kernel of whole blocks."""
