@@ -257,11 +257,11 @@ static void block_backward(const block *s) {
 /* What a lane computes. Its gradients are its own, `size` numbers on for every lane before it. */
 static block share(const block *whole, long lane, long lanes, long size) {
     block s = *whole;
-    s.B /= lanes, s.threads /= lanes;
+    s.B /= lanes, s.threads = s.threads > lanes ? s.threads / lanes : 1;
     long N = s.B * s.T, D = s.H * s.E;
 #define MOVE(pointer, by) if (pointer) pointer += lane * (by)
     float **rows[] = {&s.heads, &s.middle, &s.y, &s.dx, &s.q.y, &s.k.y, &s.v.y};
-    for (int i = 0; i < 7; i++) MOVE(*rows[i], N * D);
+    for (unsigned i = 0; i < sizeof rows / sizeof *rows; i++) MOVE(*rows[i], N * D);
     MOVE(s.x, N * D);
     MOVE(s.dy, N * D);
     MOVE(s.up.y, N * s.F);
@@ -269,7 +269,7 @@ static block share(const block *whole, long lane, long lanes, long size) {
     MOVE(s.few, N * ranks(&s));
     MOVE(s.log_sum, N * s.H);
     projection *of[] = {&s.q, &s.k, &s.v, &s.o, &s.up, &s.down};
-    for (int i = 0; i < 6; i++) {
+    for (unsigned i = 0; i < sizeof of / sizeof *of; i++) {
         MOVE(of[i]->dw, size);
         MOVE(of[i]->dbias, size);
         MOVE(of[i]->da, size);
@@ -277,7 +277,7 @@ static block share(const block *whole, long lane, long lanes, long size) {
     }
     float **others[] = {&s.attention_norm.dw, &s.attention_norm.db, &s.mlp_norm.dw, &s.mlp_norm.db, &s.q_shift.dvalue,
                         &s.k_shift.dvalue};
-    for (int i = 0; i < 6; i++) MOVE(*others[i], size);
+    for (unsigned i = 0; i < sizeof others / sizeof *others; i++) MOVE(*others[i], size);
 #undef MOVE
     return s;
 }

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from oelm.kernels.functions import CHANNELS, kernels, ours_multiply
+from oelm.kernels.functions import CHANNELS, array, kernels, ours_multiply
 
 SMALL = 2**21
 """Bytes up to which holding a tensor for backward is better than computing it again."""
 FEW = 2**27
-"""Bytes of hidden layers, up to which those of all blocks may be held until backward is through."""
+"""Bytes of hidden layers and gradients that all blocks may hold until backward is through them."""
 
 # The structure `block` of block.c, field by field; each takes eight bytes, so that it is an array to fill.
 _SIZES = ("B", "T", "H", "E", "F", "rms", "causal", "by_tanh", "threads")
@@ -103,7 +103,7 @@ class _Function(torch.autograd.Function):
             x = torch.empty_like(x)
             structures.append(_described(x, shape, {**tensors, "y": x}))
             layers.append(tensors)
-        kernels().blocks_forward(_array(structures), len(structures), lanes)
+        kernels().blocks_forward(_addresses(structures), len(structures), lanes)
         ctx.parts, ctx.lanes, ctx.places = parts, lanes, [tuple(layer) for layer in layers]
         ctx.save_for_backward(*(tensor for layer in layers for tensor in layer.values()))
         return x
@@ -111,27 +111,20 @@ class _Function(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        saved = iter(ctx.saved_tensors)
+        saved, needed = iter(ctx.saved_tensors), iter(ctx.needs_input_grad[4:])
         layers = [{place: next(saved) for place in places} for places in ctx.places]
-        named = [
-            (layer, name)
-            for layer, (_, names) in zip(layers, ctx.parts, strict=True)
-            for name in names
-        ]
-        needed = ctx.needs_input_grad[4:]
-        sizes = [
-            layer[at].numel() if need else 0
-            for (layer, at), need in zip(named, needed, strict=True)
-        ]
+        named = zip(layers, (names for _, names in ctx.parts), strict=True)
+        wanted = [(layer, name, next(needed)) for layer, names in named for name in names]
+        sizes = [layer[name].numel() if need else 0 for layer, name, need in wanted]
         # All in one, and once more for every other lane.
         gradients = dy.new_empty(ctx.lanes, sum(sizes))
-        pieces = torch.split(gradients[0], sizes)
         found: list[Tensor | None] = []
-        for (layer, name), need, piece in zip(named, needed, pieces, strict=True):
+        for (layer, name, need), piece in zip(wanted, gradients[0].split(sizes), strict=True):
             found.append(piece.view(layer[name].shape) if need else None)
             if need:
                 layer[_GRADIENT[name]] = piece
-        dy, dx = dy.contiguous(), torch.empty_like(dy)
+        dy = dy.contiguous()
+        dx = torch.empty_like(dy)
         ends = [{"dy": dx, "dx": dx} for _ in layers]
         ends[-1]["dy"] = dy
         structures = [
@@ -139,7 +132,7 @@ class _Function(torch.autograd.Function):
             for (shape, _), layer, own in zip(ctx.parts, layers, ends, strict=True)
         ]
         kernels().blocks_backward(
-            _array(structures), len(structures), ctx.lanes, gradients.data_ptr(), sum(sizes)
+            _addresses(structures), len(structures), ctx.lanes, gradients.data_ptr(), sum(sizes)
         )
         return dx, None, None, None, *found
 
@@ -170,9 +163,8 @@ def _kept(
     return kept
 
 
-def _array(structures: "list[ctypes.Array[ctypes.c_int64]]") -> "ctypes.Array[ctypes.c_void_p]":
-    """Pointers to them."""
-    return (ctypes.c_void_p * len(structures))(*(ctypes.addressof(s) for s in structures))
+def _addresses(structures: "list[ctypes.Array[ctypes.c_int64]]") -> "ctypes.Array[ctypes.c_void_p]":
+    return array(map(ctypes.addressof, structures))
 
 
 def _described(

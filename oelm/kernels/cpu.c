@@ -155,14 +155,15 @@ static void columns(const float *x, long stride, float *y, long n, long all, lon
 }
 
 #define EACH_ROW _Pragma("GCC unroll 6") for (long r = 0; r < TILE_ROWS; r++)
+#define AT (*(vec *)(w + r * row + j))
+#define D_AT (*(vec *)(d + r * row + j))
+#define SEEN (seen - j + (causal ? r : 0)) /* from j on */
 
 /* The six rows of a tile at w, side by side: one alone would be waiting for its own sums. Row r sees `seen` numbers,
    with `causal` r more, and becomes exp(scale · (x - its largest)) there, 0 up to the end of a vector; every lane
    of `largest` and `sum` holds that of a row. */
 INLINE void exponentials(float *w, long row, long seen, int causal, float scale, vec *largest, vec *sum) {
     long seen_by_last = seen + (causal ? TILE_ROWS - 1 : 0), by_all = seen / LANES * LANES, j;
-#define AT (*(vec *)(w + r * row + j))
-#define SEEN (seen - j + (causal ? r : 0))
     EACH_ROW largest[r] = eight(-INFINITY), sum[r] = (vec){0};
     for (j = 0; j < by_all; j += LANES) EACH_ROW largest[r] = larger(AT, largest[r]);
     for (; j < seen_by_last; j += LANES) EACH_ROW largest[r] = larger(first_of(AT, SEEN, -INFINITY), largest[r]);
@@ -180,22 +181,19 @@ INLINE void dlogits_of_rows(float *w, float *d, long row, long seen, int causal,
     vec mean[TILE_ROWS] = {0};
     for (long e = 0; e < E; e += LANES) EACH_ROW mean[r] += *(vec *)(dy + r * E + e) * *(vec *)(y[r] + e);
     EACH_ROW mean[r] = sum_across(mean[r]);
-#define D_AT (*(vec *)(d + r * row + j))
     for (j = 0; j < by_all; j += LANES) EACH_ROW {
         vec weight = AT = exponential(AT * scale - log_sum[r]);
         D_AT = weight * (D_AT - mean[r]) * scale;
     }
     for (; j < seen_by_last; j += LANES) EACH_ROW {
         vec weight = AT = first_of(exponential(AT * scale - log_sum[r]), SEEN, 0);
-        D_AT = weight * (D_AT - mean[r]) * scale;
+        D_AT = first_of(weight * (D_AT - mean[r]) * scale, SEEN, 0);
     }
-#undef AT
-#undef SEEN
-#undef D_AT
 }
 
-/* y = softmax(scale · q kᵀ) v, where head h reads the keys of head h + ahead, and `lse`, the logarithm of each row's sum, from which backward makes the
-   weights anew. Of a causal row only what it sees is computed, in steps of a tile. */
+/* y = softmax(scale · q kᵀ) v, where head h reads the keys of head h + ahead, and `lse`, the logarithm of each row's
+   sum, from which backward makes the weights anew. Of a causal row only what it sees is computed, in steps of a
+   tile. */
 void attention(const float *q, const float *k, const float *v, float *y, float *lse, long B, long H, long T,
                long E, const long (*stride)[3], long ahead, float scale, int causal, int threads) {
     long all = at_least(T, BLOCK);

@@ -1,7 +1,7 @@
 """The operations as torch functions with gradients: our kernels where they apply, else torch's."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -236,11 +236,10 @@ def no_class(classes: int) -> IndexError:
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
     """The norm of all numbers together."""
     if tensors and plain(tensors):
-        sizes = (ctypes.c_long * len(tensors))(*(x.numel() for x in tensors))
         squares = kernels().sum_of_squares(
-            _array(tensors), sizes, len(tensors), torch.get_num_threads()
+            array(pointers(*tensors)), _sizes(tensors), len(tensors), torch.get_num_threads()
         )
-        return torch.tensor(squares**0.5)
+        return tensors[0].new_tensor(squares**0.5)
     return nn.utils.get_total_norm(tensors)
 
 
@@ -258,11 +257,11 @@ def adamw_(
 ) -> None:
     """A step of AdamW, each tensor's number of steps included, of what is `plain`."""
     lists = (tensors, grads, means, squares, steps)
-    sizes = (ctypes.c_long * len(tensors))(*(x.numel() for x in tensors))
     kernels().adamw(
-        *(_array(x) for x in lists), sizes, len(tensors), lr, *betas, eps, weight_decay,
-        torch.get_num_threads(),
+        *(array(pointers(*x)) for x in lists), _sizes(tensors), len(tensors), lr, *betas, eps,
+        weight_decay, torch.get_num_threads(),
     )  # fmt: skip
+    torch.autograd.graph.increment_version(tensors)  # else a graph would not know that they changed
 
 
 def plain(tensors: Sequence[Tensor]) -> bool:
@@ -270,9 +269,14 @@ def plain(tensors: Sequence[Tensor]) -> bool:
     return applies(*tensors) and all(x.is_contiguous() for x in tensors)
 
 
-def _array(tensors: Sequence[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
-    """Where the numbers of each are."""
-    return (ctypes.c_void_p * len(tensors))(*pointers(*tensors))
+def array(addresses: Iterable[int | None]) -> "ctypes.Array[ctypes.c_void_p]":
+    """As C takes them."""
+    found = tuple(addresses)
+    return (ctypes.c_void_p * len(found))(*found)
+
+
+def _sizes(tensors: Sequence[Tensor]) -> "ctypes.Array[ctypes.c_long]":
+    return (ctypes.c_long * len(tensors))(*(x.numel() for x in tensors))
 
 
 def few_rows(x_BD: Tensor, weight: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 /* Tiles of a product, whose sums fill the registers, and the panels that they are computed from. */
 
+#pragma once
+
 #include "vectors.h"
 
 enum {

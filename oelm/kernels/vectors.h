@@ -1,5 +1,7 @@
 /* Numbers eight at a time: loads and stores, sums, exponentials, and what is made of them. */
 
+#pragma once
+
 #include "cpu.h"
 
 #include <math.h>

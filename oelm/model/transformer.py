@@ -125,13 +125,15 @@ class Block(nn.Module):
         )
 
     def _unobserved(self) -> bool:
-        """Whether nothing must happen on the way: no dropout, and nobody who listens to a part."""
+        """Whether nothing must happen on the way: no dropout, and nobody who changed or listens to a part."""
         if self.training and self.dropout:
             return False
-        return not any(
-            m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
-            for m in self.modules()
-        )
+        for m in self.modules():
+            if type(m) not in KNOWN_PARTS or m._forward_hooks or m._forward_pre_hooks:
+                return False
+            if m._backward_hooks or m._backward_pre_hooks:
+                return False
+        return True
 
     def in_one_call(self, x: Tensor) -> bool:
         """Whether x can go through by the kernel of whole blocks."""
@@ -157,7 +159,7 @@ class Block(nn.Module):
         for part, module in parts.items():
             for own in (module._parameters, module._buffers):
                 for name, tensor in own.items():
-                    if tensor is not None:
+                    if tensor is not None and name in KERNEL_NAMES:
                         yield f"{part}.{KERNEL_NAMES[name]}", tensor
 
     def _drop(self, x: Tensor) -> Tensor:
@@ -171,6 +173,8 @@ KERNEL_NAMES = {
     "low_rank_in": "a",
     "low_rank_out": "b",
 }
+
+KNOWN_PARTS = {Block, Attention, MLP, Projection, nn.LayerNorm, nn.RMSNorm}
 
 NORM_EPS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
 
@@ -283,12 +287,13 @@ class Transformer(nn.Module):
                 parts = [block.part(T, rotation) for block in self.blocks]  # type: ignore[operator]
                 rope = self.config.positions == "rope"
                 x = in_one.blocks(x, parts, rotation if rope else None, lanes)
-            for i, block in enumerate(() if together else self.blocks):
-                at = at_B if i == len(self.blocks) - 1 else None
-                if self.activation_checkpointing and self.training:
-                    x = checkpoint(block, x, rotation, mask, None, 0, at, use_reentrant=False)
-                else:
-                    x = block(x, rotation, mask, cache[i] if cache else None, start, at)
+            else:
+                for i, block in enumerate(self.blocks):
+                    at = at_B if i == len(self.blocks) - 1 else None
+                    if self.activation_checkpointing and self.training:
+                        x = checkpoint(block, x, rotation, mask, None, 0, at, use_reentrant=False)
+                    else:
+                        x = block(x, rotation, mask, cache[i] if cache else None, start, at)
             h: Tensor = self.final_norm(x)
             return h
 
@@ -299,14 +304,16 @@ class Transformer(nn.Module):
         return self.lanes(trunk, x)
 
     def _together(self, x: Tensor) -> bool:
-        """Whether x can go through all blocks in one call of their kernel, and they are small enough."""
-        hidden = x.numel() // x.shape[-1] * self.config.d_ff * self.config.n_layers * 4
-        checkpoints = self.activation_checkpointing and self.training
-        return (
-            hidden <= in_one.FEW
-            and not checkpoints
-            and all(block.in_one_call(x) for block in self.blocks)  # type: ignore[operator]
-        )
+        """Whether x can go through all blocks in one call of their kernel, and they are small enough.
+
+        Without gradients they go one by one, since then each lets go of its memory at once.
+        """
+        c, rows = self.config, x.numel() // x.shape[-1]
+        weights = 4 * c.d_model**2 + 2 * c.d_model * c.d_ff
+        held = 4 * c.n_layers * (rows * c.d_ff + 2 * weights)
+        if held > in_one.FEW or not torch.is_grad_enabled() or self.activation_checkpointing:
+            return False
+        return all(isinstance(block, Block) and block.in_one_call(x) for block in self.blocks)
 
 
 def _embedding(rows: int, width: int) -> nn.Embedding:

@@ -50,22 +50,28 @@ class AdamW(torch.optim.AdamW):
     _step_by_torch = _undecorated("step")
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Update everything that has a gradient, unless `found_inf` says that one is not finite."""
         groups = []
         for group in self.param_groups:
             lists: tuple[list[Tensor], ...] = ([], [], [], [], [])
             self._init_group(group, *lists[:4], [], lists[4])  # type: ignore[no-untyped-call, call-arg]
             groups.append((group, lists))
-            if not all(plain(tensors) for tensors in lists):
-                self._step_by_torch()
-                return
+            if not plain([x for tensors in lists for x in tensors]) or self._unusual(
+                closure, group
+            ):
+                return self._step_by_torch(closure)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         if found_inf is not None and found_inf:
-            return
+            return None
         for group, lists in groups:
             settings = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
             adamw_(*lists, **settings)
+
+    def _unusual(self, closure: Any, group: dict[str, Any]) -> bool:
+        """Whether something is asked for that only torch's step does."""
+        scaled = getattr(self, "grad_scale", None) is not None
+        return bool(closure or scaled or group["amsgrad"] or group["maximize"])
 
 
 def build_optimizer(model: nn.Module, method: Method, gates: Gates, config: TrainConfig) -> AdamW:

@@ -144,7 +144,10 @@ def test_all_blocks_are_one_function_only_if_they_are_small(monkeypatch):
     model = model_of("baseline")
     model.checkpoint_activations(True)
     assert calls(model.train()) == [1, 1]
-    monkeypatch.setattr(in_one, "FEW", 2 * 5 * 80 * 2 * 4 - 1)
+    with torch.no_grad():
+        assert calls(model_of("baseline")) == [1, 1]
+    weights = 4 * WIDTH**2 + 2 * WIDTH * 80
+    monkeypatch.setattr(in_one, "FEW", 4 * 2 * (2 * 5 * 80 + 2 * weights) - 1)
     assert calls(model_of("baseline")) == [1, 1]
 
 
@@ -171,6 +174,24 @@ def test_dropout_and_whoever_listens_to_a_part_are_served_by_the_modules():
     assert heard == [1, 2]
     y, _ = through(model, inputs(1, 5))
     assert "_Function" in type(y.grad_fn).__name__
+
+
+def test_a_part_that_somebody_changed_is_asked_itself():
+    model = model_of("baseline")
+    torch.nn.utils.parametrizations.weight_norm(model.blocks[0].mlp.up)
+    y, _ = through(model, inputs(1, 5))
+    assert "_Function" not in type(y.grad_fn).__name__
+
+
+def test_a_gradient_that_lies_otherwise_in_memory():
+    block, x = model_of("baseline").blocks[0], inputs(3, 5)
+    weights = torch.sin(torch.arange(x.numel())).view(3, 5, WIDTH)
+    found = []
+    for turned in (lambda y: y, lambda y: y.transpose(0, 1)):
+        x.grad = None
+        (turned(block(x.requires_grad_())) * turned(weights).contiguous()).sum().backward()
+        found.append(x.grad)
+    torch.testing.assert_close(*found)
 
 
 def kept(name, part):
