@@ -119,7 +119,9 @@ class _Function(torch.autograd.Function):
         # All in one, and once more for every other lane.
         gradients = dy.new_empty(ctx.lanes, sum(sizes))
         found: list[Tensor | None] = []
-        for (layer, name, need), piece in zip(wanted, gradients[0].split(sizes), strict=True):
+        for (layer, name, need), piece in zip(
+            wanted, torch.split(gradients[0], sizes), strict=True
+        ):
             found.append(piece.view(layer[name].shape) if need else None)
             if need:
                 layer[_GRADIENT[name]] = piece
