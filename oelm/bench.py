@@ -210,7 +210,8 @@ def explain(
 
     Each part is measured alone, in all layers, forward and backward, on inputs of the real shape and, but
     for the head, in as many lanes as the step has; "the rest" is what the whole step takes beyond them:
-    norms, activations, residuals, clipping, the optimizer, and Python.
+    norms, activations, residuals, clipping, the optimizer, and Python. Where a block is one call, its parts
+    take longer alone than within it, and the rest may be less than nothing.
     """
     own = trainer(method, shape, batch_size, device)
     where, precision, lanes = own.device, own.precision, own.lanes

@@ -1,4 +1,4 @@
-"""What several rooms' tests share: a dataset that is made in no time."""
+"""What several rooms' tests share: a dataset that is made in no time, and a second thread."""
 
 import os
 import random
@@ -7,6 +7,17 @@ import pytest
 
 # Set before anything imports torch: tests run side by side, one thread each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def two_threads():
+    """For a test that is not to run on one alone."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

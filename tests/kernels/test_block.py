@@ -101,14 +101,6 @@ def through_all(model, tokens):
     return h, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("positions", ["learned", "rope"])
 @pytest.mark.parametrize("name", SIMPLE)
 def test_all_blocks_in_one_call_are_one_after_the_other(two_threads, name, positions, monkeypatch):

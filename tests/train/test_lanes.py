@@ -14,14 +14,6 @@ from oelm.train.loop import train
 from tests.train.runs import assert_same_run, at_step, crash, metrics
 
 
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_each_lane_has_half_of_the_threads_and_the_caller_has_its_own_again(two_threads):
     meet = threading.Barrier(2)
 
