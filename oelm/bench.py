@@ -208,26 +208,23 @@ def explain(
 ) -> dict[str, Any]:
     """A step part by part: the time that its arithmetic needs at the peak, and the time it takes.
 
-    Each part is measured alone, in all layers, forward and backward, on inputs of the real shape and, but
-    for the head, in as many lanes as the step has; "the rest" is what the whole step takes beyond them:
-    norms, activations, residuals, clipping, the optimizer, and Python. Where a block is one call, its parts
-    take longer alone than within it, and the rest may be less than nothing.
+    Each part is measured alone, in all layers, forward and backward, by all cores, on inputs of the real
+    shape; "the rest" is what the whole step takes beyond them: norms, activations, residuals, clipping, the
+    optimizer, and Python. It comes out too small, below zero perhaps, where a step has blocks in one call or
+    in lanes: parts take longer alone.
     """
     own = trainer(method, shape, batch_size, device)
-    where, precision, lanes = own.device, own.precision, own.lanes
-    model = own.model
+    where, precision, model = own.device, own.precision, own.model
     assert isinstance(model, GPT)
     works: dict[str, Callable[[], Any]]
     works = {"step": _step(own)}
-    for name, work in _parts(model, batch_size, 2 if lanes else 1, where).items():
+    for name, work in _parts(model, batch_size, where).items():
 
-        def run(_: int = 0, work: Callable[[], None] = work) -> None:
+        def run(work: Callable[[], None] = work) -> None:
             with precision.autocast(where):
                 work()
 
         works[name] = run
-        if lanes and name != "head":
-            works[name] = functools.partial(lanes.both, run, (0, 1))
     seconds: dict[str, list[float]] = {name: [] for name in works}
     peaks = []
     for i in range(WARMUP + rounds):
@@ -254,33 +251,30 @@ def explain(
             "rows": rows}  # fmt: skip
 
 
-def _parts(
-    model: GPT, batch_size: int, lanes: int, device: torch.device
-) -> dict[str, Callable[[], None]]:
-    """Forward and backward of each part in all blocks for a lane's share of a batch; the head's for all."""
+def _parts(model: GPT, batch_size: int, device: torch.device) -> dict[str, Callable[[], None]]:
+    """Forward and backward of each part in all blocks; an output serves as its own gradient."""
     c, blocks = model.config, [block for block in model.blocks if isinstance(block, Block)]
-    whole = torch.randn(batch_size, c.seq_len, c.d_model, device=device, requires_grad=True)
+    size = (batch_size, c.seq_len)
     targets = torch.zeros(batch_size * c.seq_len, dtype=torch.long, device=device)
-    share = (batch_size // lanes, c.seq_len)
-    stream = torch.randn(*share, c.d_model, device=device, requires_grad=True)
-    wide = torch.randn(*share, c.d_ff, device=device, requires_grad=True)
-    q, k, v = (stream.view(*share, c.n_heads, -1).transpose(1, 2) for _ in range(3))
+    stream = torch.randn(*size, c.d_model, device=device, requires_grad=True)
+    wide = torch.randn(*size, c.d_ff, device=device, requires_grad=True)
+    q, k, v = (stream.view(*size, c.n_heads, -1).transpose(1, 2) for _ in range(3))
 
     def project(modules: Sequence[nn.Module | None], x: Tensor) -> None:
         for module in modules:
             if module is not None:
                 y = module(x)
                 trained = [p for p in module.parameters() if p.requires_grad]
-                torch.autograd.grad(y, [x, *trained], torch.ones_like(y), materialize_grads=True)
+                torch.autograd.grad(y, [x, *trained], y.detach(), materialize_grads=True)
 
     def attend() -> None:
         for _ in blocks:
             y = attention(q, k, v, None, causal=True, dropout=0.0)
-            torch.autograd.grad(y, (q, k, v), torch.ones_like(y))
+            torch.autograd.grad(y, (q, k, v), y.detach())
 
     def head() -> None:
-        loss = linear_cross_entropy(whole.flatten(0, 1), model.head_weight, targets)
-        torch.autograd.grad(loss, [whole, model.head_weight])
+        loss = linear_cross_entropy(stream.flatten(0, 1), model.head_weight, targets)
+        torch.autograd.grad(loss, [stream, model.head_weight])
 
     of_heads = {name: [getattr(block.attention, name) for block in blocks] for name in "qkvo"}
     ups = [m for block in blocks for m in (block.mlp.up, block.mlp.gate)]

@@ -51,7 +51,8 @@ def _bench(
         rounds: How often each takes its turn; more make the intervals narrower.
         device: `cpu`, `cuda`, …; the fastest there is if `auto`.
         by_layer: Let models of one layer take the turns, and multiply: narrower intervals in less time.
-        explain: Instead, take this method's step apart: predicted and measured time of every part.
+        explain: Instead, take this method's step apart: predicted and measured time of every part, each
+            measured alone, where it may take longer than within the step.
         json: Print JSON instead of a table.
     """
     if rounds < 6:

@@ -50,10 +50,7 @@ static void read_channels(const projection *p, const float *x, float *y, long N,
 static void read_channels_backward(const projection *p, const float *dy, float *dx, int add, long N, long D,
                                    int threads) {
     long ahead = p->ahead;
-    if (!add && !p->order && !ahead) {
-        memcpy(dx, dy, N * D * sizeof(float));
-        return;
-    }
+    if (dx == dy) return;
     if (!add) memset(dx, 0, N * D * sizeof(float));
 #pragma omp parallel for num_threads(threads)
     for (long n = 0; n < N * D; n += D)
@@ -96,7 +93,7 @@ static void project(const projection *p, const float *x, const float *few, long 
         product(few, (long[]){few_row, 1}, p->b, (long[]){1, p->rank}, p->y, D, base, D, N, D, p->rank, threads);
 }
 
-/* dx is added to what is there if `add`. */
+/* dx is added to what is there if `add`; it may be dy where its channels are the input's. */
 static void project_backward(const projection *p, const float *dy, const float *x, float *dx, int add,
                              const float *few, float *dfew, long few_row, long N, long D, int threads) {
     if (p->w) linear_backward(dy, x, p->w, dx, add, p->dw, p->dbias, N, D, D, threads);
@@ -231,13 +228,15 @@ static void block_backward(const block *s) {
     for (int i = 0; i < 8; i++) memcpy(strides[i], by_heads, sizeof by_heads);
     attention_backward(qkv[0], qkv[1], qkv[2], s->heads, s->log_sum, dheads, dqkv[0], dqkv[1], dqkv[2], s->B, s->H,
                        s->T, s->E, (const long(*)[3])strides, ahead, 1 / __builtin_sqrtf(s->E), s->causal, threads);
+    /* Where queries are the input, their gradient is the first of those that are added. */
+    if (!s->q.w && !s->q.order && !s->q.ahead) free(dnormed), dnormed = dqkv[0];
     long R = ranks(s);
     float *dfew = room(N * R), *few = s->few, *dfew_here = dfew;
     for (int i = 0; i < 3; few += of[i]->rank, dfew_here += of[i++]->rank) {
         if (i < 2) place_backward(s, i ? &s->k_shift : &s->q_shift, dqkv[i]);
         projection in_place = {0};
         project_backward(of[i]->y ? of[i] : &in_place, dqkv[i], normed, dnormed, i > 0, few, dfew_here, R, N, D, threads);
-        free(dqkv[i]);
+        if (dqkv[i] != dnormed) free(dqkv[i]);
     }
     if (s->few) {
         float *a = joined(s), *da = room(R * D);

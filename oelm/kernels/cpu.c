@@ -77,6 +77,31 @@ static void product_of_one(const float *a, long a_row, long a_k, const float *b,
     free(panels_of_a), free(panels_of_b);
 }
 
+/* With eight columns, which are read where they lie. */
+static void narrow_product_of_one(const float *a, long a_row, long a_k, const float *b, long b_k, float *c, long c_row,
+                                  const float *start, long start_row, long M, long K) {
+    float *panels = room(STRIP_ROWS / TILE_ROWS * PANEL);
+    for (long k = 0; k < K; k += DEPTH)
+        for (long row = 0; row < M; row += STRIP_ROWS) {
+            const float *left = a + row * a_row + k * a_k, *right = b + k * b_k;
+            long n = least(DEPTH, K - k), rows = least(STRIP_ROWS, M - row), step = 2 * TILE_ROWS;
+            long lie = a_k == 1 ? rows / step * step : 0;
+            row_panels(left + lie * a_row, a_row, a_k, panels, rows - lie, M - row - lie, n);
+            for (long i = 0; i < rows; i += step) {
+                float *to = c + (row + i) * c_row;
+                const float *from = k ? to : start ? start + (row + i) * start_row : NULL;
+                long from_row = k ? c_row : start_row;
+                if (i < lie)
+                    narrow_tile(left + i * a_row, TILE_ROWS * a_row, a_row, 1, right, b_k, to, c_row, n, from, from_row,
+                                step);
+                else
+                    narrow_tile(panels + (i - lie) / TILE_ROWS * PANEL, PANEL, 1, TILE_ROWS, right, b_k, to, c_row, n,
+                                from, from_row, rows - i);
+            }
+        }
+    free(panels);
+}
+
 /* C[M × N] = A[M × K] B[K × N], added to `start` if there is one: a matrix like C, such as C itself, or, with rows
    of length 0, a vector. Of the two strides of A, and of B, one is 1. Each thread takes a part of the longer side of C. */
 void product(const float *a, const long *a_stride, const float *b, const long *b_stride, float *c, long c_row,
@@ -87,9 +112,15 @@ void product(const float *a, const long *a_stride, const float *b, const long *b
 #pragma omp parallel for num_threads(threads)
     for (long first = 0; first < length; first += part) {
         long size = least(part, length - first), row = by_rows ? first : 0, column = by_rows ? 0 : first;
-        product_of_one(a + row * a_stride[0], a_stride[0], a_stride[1], b + column * b_stride[1], b_stride[0],
-                       b_stride[1], c + row * c_row + column, c_row, start ? start + row * start_row + column : NULL,
-                       start_row, by_rows ? size : M, by_rows ? N : size, K);
+        const float *left = a + row * a_stride[0], *right = b + column * b_stride[1];
+        const float *from = start ? start + row * start_row + column : NULL;
+        float *to = c + row * c_row + column;
+        long rows = by_rows ? size : M, columns = by_rows ? N : size;
+        if (columns == LANES && b_stride[1] == 1)
+            narrow_product_of_one(left, a_stride[0], a_stride[1], right, b_stride[0], to, c_row, from, start_row, rows, K);
+        else
+            product_of_one(left, a_stride[0], a_stride[1], right, b_stride[0], b_stride[1], to, c_row, from, start_row,
+                           rows, columns, K);
     }
 }
 

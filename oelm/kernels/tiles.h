@@ -31,6 +31,26 @@ INLINE void tile(const float *restrict a, long a_row, long a_k, const float *res
     ROWS(STORE)
 }
 
+/* C[12 × 8] = A[12 × n] B[n × 8] likewise, for a matrix of eight columns, which would leave half of `tile` empty;
+   `second` is from row 0 of A to row 6. Only the first `rows` of C are there. */
+INLINE void narrow_tile(const float *restrict a, long second, long a_row, long a_k, const float *restrict b, long b_k,
+                        float *c, long c_row, long n, const float *start, long start_row, long rows) {
+#define BEGIN_NARROW(i) vec upper##i = {0}, lower##i = {0};
+#define ADD_NARROW(i) upper##i += a[i * a_row] * right, lower##i += a[second + i * a_row] * right;
+#define STORE_NARROW(i)                                                                              \
+    if (start && i < rows) upper##i += *(vec *)(start + i * start_row);                              \
+    if (start && TILE_ROWS + i < rows) lower##i += *(vec *)(start + (TILE_ROWS + i) * start_row);    \
+    if (i < rows) *(vec *)(c + i * c_row) = upper##i;                                                \
+    if (TILE_ROWS + i < rows) *(vec *)(c + (TILE_ROWS + i) * c_row) = lower##i;
+    ROWS(BEGIN_NARROW)
+#pragma GCC unroll 4
+    for (long k = 0; k < n; k++, a += a_k, b += b_k) {
+        vec right = *(vec *)b;
+        ROWS(ADD_NARROW)
+    }
+    ROWS(STORE_NARROW)
+}
+
 /* y[k][i] = x[i][k], 8 × 8. The stores go up: one may run over into the next. */
 INLINE void transpose(const float *x, long x_row, float *y, long y_row) {
     vec u[LANES], v[LANES];
