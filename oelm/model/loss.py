@@ -26,6 +26,11 @@ ROW_ALIGNMENT = 64  # numbers
 SMALL_CLASSES, SMALL_WIDTH, SMALL_WEIGHT = 2**13, 2**8, 2**20
 
 
+def is_small(classes: int, width: int) -> bool:
+    """Whether a head of this size is the kernel's, where there is one."""
+    return classes <= SMALL_CLASSES and width <= SMALL_WIDTH and classes * width <= SMALL_WEIGHT
+
+
 def linear_cross_entropy(h_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
     """Mean cross-entropy of the logits h Wᵀ, over the targets that are not −100."""
     if not torch.is_grad_enabled():  # which the function below cannot see
@@ -44,9 +49,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         kept_N1 = (targets != IGNORED)[:, None]
         row_weight_N1 = kept_N1 / kept_N1.sum().clamp(min=1).to(exact)
         target_N = targets.clamp(min=0)
-        V, D = weight.shape
-        small = V <= SMALL_CLASSES and D <= SMALL_WIDTH and V * D <= SMALL_WEIGHT
-        if small and ours_multiply(h, weight):
+        if is_small(*weight.shape) and ours_multiply(h, weight):
             share = row_weight_N1[:, 0]
             loss, *grads = head_loss(h, weight, target_N, share, need=(need_h, need_w))
             ctx.grads = grads  # type: ignore[attr-defined]

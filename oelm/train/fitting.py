@@ -11,7 +11,7 @@ from torch import nn
 from oelm.errors import UserError
 from oelm.freezing import count
 from oelm.kernels.library import products_pay
-from oelm.model.loss import CHUNK_ELEMENTS
+from oelm.model.loss import CHUNK_ELEMENTS, is_small
 from oelm.model.transformer import Transformer
 from oelm.roofline import step_memory
 from oelm.train.config import TrainConfig, memory_bytes
@@ -81,16 +81,18 @@ def estimate(
     shape, cpu = model.config, device.type == "cpu"
     shards = world if config.parallel == "fsdp" else 1
     rows, trainable = sequences * shape.seq_len, counts["trainable"] // shards
+    ours = cpu and products_pay()
+    in_cache = ours and is_small(shape.vocab_size, shape.d_model)
     parts = step_memory(
         shape,
         trainable=trainable,
         frozen=counts["frozen"],  # buffers are on every GPU
         sequences=sequences,
-        logits=min(rows * shape.vocab_size, CHUNK_ELEMENTS),
+        logits=0 if in_cache else min(rows * shape.vocab_size, CHUNK_ELEMENTS),
         activation_checkpointing=config.activation_checkpointing,
         # On a CPU, attention with dropout or a trained bias is computed in the plain way.
         weights_kept=shape.positions == "relative" or (cpu and shape.dropout > 0),
-        norms_kept=not (cpu and shape.dropout == 0 and products_pay() and model.simple),
+        norms_kept=not (ours and shape.dropout == 0 and model.simple),
     )
     step = sum(parts.values())
     if not cpu:
