@@ -32,11 +32,11 @@ def test_no_size(text):
 
 def test_the_fewest_pieces_that_fit():
     model = GPT(SHAPE, seed=None)
-    config = TrainConfig(batch_size=12, model="nano,n_layers=2", max_memory="1TB")
+    config = TrainConfig(batch_size=120, model="nano,n_layers=2", max_memory="1TB")
     assert pieces(config, model, 1, CPU) == 1
-    for sequences, wanted in ((6, 2), (4, 3), (1, 12)):
+    for sequences, wanted in ((60, 2), (40, 3), (10, 12)):
         just = estimate(config, model, count(model), sequences, 1, CPU)
-        enough = TrainConfig(batch_size=12, model="nano,n_layers=2", max_memory=f"{just}B")
+        enough = TrainConfig(batch_size=120, model="nano,n_layers=2", max_memory=f"{just}B")
         assert pieces(enough, model, 1, CPU) == wanted
     with pytest.raises(UserError, match=r"even one sequence at a time needs about 0\.3 GB"):
         pieces(TrainConfig(batch_size=12, max_memory="1MB"), model, 1, CPU)
