@@ -3,7 +3,7 @@
 python -m benchmarks.generate [--workload nano] [--batch-size 1] [--rounds 7] [--json FILE]
 
 Greedy, the same prompt; both must choose the same tokens before anything is timed. `bound` is the time
-of reading every weight once, at the rate at which one large matrix is read here and now.
+of reading every weight once, at the rate at which all cores read a large matrix here and now.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from benchmarks import peers
 from oelm import GPT, ModelConfig
 from oelm.bench import Ratio, timed
 from oelm.kernels.functions import applies, few_rows
+from oelm.model.config import PRESETS
 from oelm.model.decoder import Decoder
 
 CPU = torch.device("cpu")
@@ -86,7 +87,7 @@ def compare(workload, batch_size, rounds):
 
 def main():
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--workload", default="nano")
+    options.add_argument("--workload", choices=PRESETS, default="nano")
     options.add_argument("--batch-size", type=int, default=1)
     options.add_argument("--rounds", type=int, default=7)
     options.add_argument("--json", type=Path, help="also write the numbers here")

@@ -51,8 +51,7 @@ def _bench(
         rounds: How often each takes its turn; more make the intervals narrower.
         device: `cpu`, `cuda`, …; the fastest there is if `auto`.
         by_layer: Let models of one layer take the turns, and multiply: narrower intervals in less time.
-        explain: Instead, take this method's step apart: predicted and measured time of every part, each
-            measured alone, where it may take longer than within the step.
+        explain: Instead, time this method's parts, each alone, where it may take longer than within a step.
         json: Print JSON instead of a table.
     """
     if rounds < 6:
@@ -70,7 +69,8 @@ def _bench(
     if taken_apart:
         result = measure.explain(taken_apart, shape, batch_size, rounds, device)
     else:
-        with Progress(console=Console(stderr=True), transient=True) as bar:
+        console = Console(stderr=True)
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task(f"{len(chosen)} methods", total=rounds)
             result = measure.compare(
                 chosen, shape, batch_size, rounds, device,
@@ -93,7 +93,9 @@ def _print(result: dict[str, Any]) -> None:
         f"{result['device']}, {result['precision']}, {result['threads']} threads, "
         f"peak {result['peak_gflops']:.0f} GFLOP/s, median of {result['rounds']} rounds"
     )
-    table = Table(title=title.strip(), title_justify="left", box=None, pad_edge=False)
+    table = Table(
+        title=title.strip(), title_justify="left", box=None, pad_edge=False, collapse_padding=True
+    )
     apart = "method" in result
     columns = (
         ("part", "GFLOP", "at peak, ms", "measured, ms", "of peak")
@@ -110,7 +112,8 @@ def _print(result: dict[str, Any]) -> None:
         )
     )
     for column in columns:
-        table.add_column(column, justify="left" if column in ("part", "method") else "right")
+        names = column in ("part", "method")
+        table.add_column(column, justify="left" if names else "right", no_wrap=names)
     for row in result["rows"]:
         if apart:
             share = row["predicted"] / row["measured"] if row["predicted"] else None

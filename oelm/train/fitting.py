@@ -35,11 +35,11 @@ def pieces(config: TrainConfig, model: nn.Module, world: int, device: torch.devi
         needed = estimate(config, model, counts, own // n, world, device)
         if needed <= limit:
             if n > config.grad_accumulation:
-                log.info("each batch in %d pieces: about %.1f GB", n, needed / 1e9)
+                log.info("each batch in %d pieces: about %.0f MB", n, needed / 1e6)
             return n
     remedy = "" if config.activation_checkpointing else ", or set --activation_checkpointing"
     raise UserError(
-        f"even one sequence at a time needs about {needed / 1e9:.1f} GB; raise max_memory "
+        f"even one sequence at a time needs about {needed / 1e6:,.0f} MB; raise max_memory "
         f"({config.max_memory}), or take a smaller model{remedy}"
     )
 
