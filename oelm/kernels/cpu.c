@@ -10,28 +10,28 @@
 #include <math.h>
 
 enum {
-    BLOCK = 48, /* rows of queries at a time: a multiple of a tile's rows and columns */
+    BLOCK = 48, /* rows of queries at a time: a multiple of a tile's */
     SUMS = 64, /* columns that are summed at a time */
     /* What a product copies at a time: of b half a megabyte, to stay in L2, of a 96 KiB beside it. */
     STRIP_ROWS = 96, STRIP_COLUMNS = 512,
-    PANEL = DEPTH * TILE_ROWS + LANES, /* the rows of a tile, and room for a last store to run over */
+    PANEL = DEPTH * TILE_ROWS + SQUARE, /* the rows of a tile, and room for a last store to run over */
 };
 
 /* ---- products ------------------------------------------------------------------------------------ */
 
-/* The `rows` first of `all` rows of a, six by six as panels [n × 6]; zeros where there is no row. */
+/* The `rows` first of `all` rows of a, in panels as high as a tile [n × rows]; zeros where there is no row. */
 static void row_panels(const float *a, long a_row, long a_k, float *panels, long rows, long all, long n) {
-    /* A vector takes two numbers more than the six of a panel: those must be there to be read. */
-    long by_vectors = least(rows, all - (LANES - TILE_ROWS)) / TILE_ROWS, together = 8;
-    for (long first = 0; a_row == 1 && first < by_vectors; first += together)
+    /* An octet may take more numbers than a panel is high: those must be there to be read. */
+    long by_octets = least(rows, all - (SQUARE - TILE_ROWS)) / TILE_ROWS, together = 8;
+    for (long first = 0; a_row == 1 && first < by_octets; first += together)
         for (long k = 0; k < n; k++)
-            for (long p = first; p < least(first + together, by_vectors); p++)
-                *(vec *)(panels + p * PANEL + k * TILE_ROWS) = *(vec *)(a + p * TILE_ROWS + k * a_k);
-    for (long p = a_row == 1 ? by_vectors : 0; p * TILE_ROWS < rows; p++) {
+            for (long p = first; p < least(first + together, by_octets); p++)
+                *(octet *)(panels + p * PANEL + k * TILE_ROWS) = *(octet *)(a + p * TILE_ROWS + k * a_k);
+    for (long p = a_row == 1 ? by_octets : 0; p * TILE_ROWS < rows; p++) {
         const float *x = a + p * TILE_ROWS * a_row;
         float *panel = panels + p * PANEL;
         long k = 0;
-        for (; a_k == 1 && p < by_vectors && k + LANES <= n; k += LANES)
+        for (; a_k == 1 && p < by_octets && k + SQUARE <= n; k += SQUARE)
             transpose(x + k, a_row, panel + k * TILE_ROWS, TILE_ROWS);
         for (; k < n; k++)
             for (long r = 0; r < TILE_ROWS; r++)
@@ -77,9 +77,9 @@ static void product_of_one(const float *a, long a_row, long a_k, const float *b,
     free(panels_of_a), free(panels_of_b);
 }
 
-/* With eight columns, which are read where they lie. */
+/* With at most a vector of columns, which are read where they lie. */
 static void narrow_product_of_one(const float *a, long a_row, long a_k, const float *b, long b_k, float *c, long c_row,
-                                  const float *start, long start_row, long M, long K) {
+                                  const float *start, long start_row, long M, long N, long K) {
     float *panels = room(STRIP_ROWS / TILE_ROWS * PANEL);
     for (long k = 0; k < K; k += DEPTH)
         for (long row = 0; row < M; row += STRIP_ROWS) {
@@ -93,10 +93,10 @@ static void narrow_product_of_one(const float *a, long a_row, long a_k, const fl
                 long from_row = k ? c_row : start_row;
                 if (i < lie)
                     narrow_tile(left + i * a_row, TILE_ROWS * a_row, a_row, 1, right, b_k, to, c_row, n, from, from_row,
-                                step);
+                                step, N);
                 else
                     narrow_tile(panels + (i - lie) / TILE_ROWS * PANEL, PANEL, 1, TILE_ROWS, right, b_k, to, c_row, n,
-                                from, from_row, rows - i);
+                                from, from_row, rows - i, N);
             }
         }
     free(panels);
@@ -116,8 +116,9 @@ void product(const float *a, const long *a_stride, const float *b, const long *b
         const float *from = start ? start + row * start_row + column : NULL;
         float *to = c + row * c_row + column;
         long rows = by_rows ? size : M, columns = by_rows ? N : size;
-        if (columns == LANES && b_stride[1] == 1)
-            narrow_product_of_one(left, a_stride[0], a_stride[1], right, b_stride[0], to, c_row, from, start_row, rows, K);
+        if ((PARTS ? columns <= LANES : columns == LANES) && b_stride[1] == 1)
+            narrow_product_of_one(left, a_stride[0], a_stride[1], right, b_stride[0], to, c_row, from, start_row, rows,
+                                  PARTS ? columns : LANES, K);
         else
             product_of_one(left, a_stride[0], a_stride[1], right, b_stride[0], b_stride[1], to, c_row, from, start_row,
                            rows, columns, K);
@@ -166,57 +167,59 @@ INLINE float *head(const float *x, const long *stride, long b, long h) {
     return (float *)x + b * stride[0] + h * stride[1];
 }
 
-/* Rows of E numbers next to each other, and zeros up to `all` rows. */
-static void gather(const float *x, long stride, float *rows, long n, long all, long E) {
-    for (long t = 0; t < n; t++) copy(x + t * stride, rows + t * E, E);
-    memset(rows + n * E, 0, (all - n) * E * sizeof(float));
+/* Rows of E numbers next to each other, each with zeros up to `wide` of them, and zeros up to `all` rows. */
+static void gather(const float *x, long stride, float *rows, long n, long all, long E, long wide) {
+    for (long t = 0; t < n; t++) {
+        copy(x + t * stride, rows + t * wide, E);
+        for (long e = E; e < wide; e++) rows[t * wide + e] = 0;
+    }
+    memset(rows + n * wide, 0, (all - n) * wide * sizeof(float));
 }
 
-static void scatter(const float *rows, float *x, long stride, long n, long E) {
-    for (long t = 0; t < n; t++) copy(rows + t * E, x + t * stride, E);
+static void scatter(const float *rows, float *x, long stride, long n, long E, long wide) {
+    for (long t = 0; t < n; t++) copy(rows + t * wide, x + t * stride, E);
 }
 
 /* The same as columns [E × all]; E and all are multiples of 8. */
 static void columns(const float *x, long stride, float *y, long n, long all, long E) {
     long t = 0;
-    for (; t + LANES <= n; t += LANES)
-        for (long e = 0; e < E; e += LANES) transpose(x + t * stride + e, stride, y + e * all + t, all);
+    for (; t + SQUARE <= n; t += SQUARE)
+        for (long e = 0; e < E; e += SQUARE) transpose(x + t * stride + e, stride, y + e * all + t, all);
     for (; t < all; t++)
         for (long e = 0; e < E; e++) y[e * all + t] = t < n ? x[t * stride + e] : 0;
 }
 
-#define EACH_ROW _Pragma("GCC unroll 6") for (long r = 0; r < TILE_ROWS; r++)
+#define EACH_ROW _Pragma("GCC unroll 8") for (long r = 0; r < TILE_ROWS; r++)
 #define AT (*(vec *)(w + r * row + j))
 #define D_AT (*(vec *)(d + r * row + j))
 #define SEEN (seen - j + (causal ? r : 0)) /* from j on */
 
-/* The six rows of a tile at w, side by side: one alone would be waiting for its own sums. Row r sees `seen` numbers,
-   with `causal` r more, and becomes exp(scale · (x - its largest)) there, 0 up to the end of a vector; every lane
-   of `largest` and `sum` holds that of a row. */
-INLINE void exponentials(float *w, long row, long seen, int causal, float scale, vec *largest, vec *sum) {
-    long seen_by_last = seen + (causal ? TILE_ROWS - 1 : 0), by_all = seen / LANES * LANES, j;
-    EACH_ROW largest[r] = eight(-INFINITY), sum[r] = (vec){0};
+/* Rows of a tile at w, side by side: one alone would be waiting for its own sums. Row r sees `seen` numbers, with
+   `causal` r more, and becomes exp(scale · (x - its largest)) there, and 0 from there to the end of the vector
+   that holds the last before `until`; every lane of `largest` and `sum` holds that of a row. */
+INLINE void exponentials(float *w, long row, long seen, long until, int causal, float scale, vec *largest, vec *sum) {
+    long by_all = seen / LANES * LANES, j;
+    EACH_ROW largest[r] = every(-INFINITY), sum[r] = (vec){0};
     for (j = 0; j < by_all; j += LANES) EACH_ROW largest[r] = larger(AT, largest[r]);
-    for (; j < seen_by_last; j += LANES) EACH_ROW largest[r] = larger(first_of(AT, SEEN, -INFINITY), largest[r]);
+    for (; j < until; j += LANES) EACH_ROW largest[r] = larger(first_of(AT, SEEN, -INFINITY), largest[r]);
     EACH_ROW largest[r] = largest_across(largest[r]);
     for (j = 0; j < by_all; j += LANES) EACH_ROW sum[r] += AT = exponential((AT - largest[r]) * scale);
-    for (; j < seen_by_last; j += LANES)
-        EACH_ROW sum[r] += AT = first_of(exponential((AT - largest[r]) * scale), SEEN, 0);
+    for (; j < until; j += LANES) EACH_ROW sum[r] += AT = first_of(exponential((AT - largest[r]) * scale), SEEN, 0);
     EACH_ROW sum[r] = sum_across(sum[r]);
 }
 
 /* From logits w and the gradient d of the weights that are made of them: these weights, and the logits' gradient. */
-INLINE void dlogits_of_rows(float *w, float *d, long row, long seen, int causal, float scale, const float *log_sum,
-                            const float *dy, const float *const *y, long E) {
-    long seen_by_last = seen + (causal ? TILE_ROWS - 1 : 0), by_all = seen / LANES * LANES, j;
+INLINE void dlogits_of_rows(float *w, float *d, long row, long seen, long until, int causal, float scale,
+                            const float *log_sum, const float *dy, long dy_row, const float *const *y, long E) {
+    long by_all = seen / LANES * LANES, j;
     vec mean[TILE_ROWS] = {0};
-    for (long e = 0; e < E; e += LANES) EACH_ROW mean[r] += *(vec *)(dy + r * E + e) * *(vec *)(y[r] + e);
+    for (long e = 0; e < E; e += LANES) EACH_ROW mean[r] += *(vec *)(dy + r * dy_row + e) * *(vec *)(y[r] + e);
     EACH_ROW mean[r] = sum_across(mean[r]);
     for (j = 0; j < by_all; j += LANES) EACH_ROW {
         vec weight = AT = exponential(AT * scale - log_sum[r]);
         D_AT = weight * (D_AT - mean[r]) * scale;
     }
-    for (; j < seen_by_last; j += LANES) EACH_ROW {
+    for (; j < until; j += LANES) EACH_ROW {
         vec weight = AT = first_of(exponential(AT * scale - log_sum[r]), SEEN, 0);
         D_AT = first_of(weight * (D_AT - mean[r]) * scale, SEEN, 0);
     }
@@ -227,38 +230,38 @@ INLINE void dlogits_of_rows(float *w, float *d, long row, long seen, int causal,
    tile. */
 void attention(const float *q, const float *k, const float *v, float *y, float *lse, long B, long H, long T,
                long E, const long (*stride)[3], long ahead, float scale, int causal, int threads) {
-    long all = at_least(T, BLOCK);
+    long all = at_least(T, TILE_COLUMNS), wide = at_least(E, TILE_COLUMNS);
 #pragma omp parallel num_threads(threads)
     {
-        float *work = room(2 * all * E + BLOCK * (all + 2 * E) + all);
-        float *k_columns = work, *v_rows = k_columns + all * E, *weights = v_rows + all * E;
-        float *q_rows = weights + BLOCK * all, *y_rows = q_rows + BLOCK * E, *sums = y_rows + BLOCK * E;
+        float *work = room(all * E + T * (wide + 1) + BLOCK * (all + 2 * wide));
+        float *k_columns = work, *v_rows = k_columns + all * E, *weights = v_rows + T * wide;
+        float *q_rows = weights + BLOCK * all, *y_rows = q_rows + BLOCK * wide, *sums = y_rows + BLOCK * wide;
 #pragma omp for
         for (long bh = 0; bh < B * H; bh++) {
             const float *qh = head(q, stride[0], bh / H, bh % H);
             float *log_sum = lse + bh * T;
             columns(head(k, stride[1], bh / H, (bh + ahead) % H), stride[1][2], k_columns, T, all, E);
-            gather(head(v, stride[2], bh / H, bh % H), stride[2][2], v_rows, T, all, E);
+            gather(head(v, stride[2], bh / H, bh % H), stride[2][2], v_rows, T, T, E, wide);
             for (long first = 0; first < T; first += BLOCK) {
                 long rows = least(BLOCK, T - first);
-                gather(qh + first * stride[0][2], stride[0][2], q_rows, rows, BLOCK, E);
+                gather(qh + first * stride[0][2], stride[0][2], q_rows, rows, at_least(rows, TILE_ROWS), E, wide);
                 for (long i = 0; i < rows; i += TILE_ROWS) {
-                    long seen_by_last = causal ? least(first + i + TILE_ROWS, T) : T;
+                    long seen = causal ? first + i + 1 : T, seen_by_last = causal ? least(first + i + TILE_ROWS, T) : T;
+                    float *tile_weights = weights + i * all, *tile_y = y_rows + i * wide;
                     for (long j = 0; j < seen_by_last; j += TILE_COLUMNS)
-                        tile(q_rows + i * E, E, 1, k_columns + j, all, weights + i * all + j, all, E, NULL, 0);
-                    long seen = causal ? least(first + i + 1, T) : T;
+                        tile(q_rows + i * wide, wide, 1, k_columns + j, all, tile_weights + j, all, E, NULL, 0);
                     vec largest[TILE_ROWS], sum[TILE_ROWS];
-                    exponentials(weights + i * all, all, seen, causal, scale, largest, sum);
+                    exponentials(tile_weights, all, seen, seen_by_last, causal, scale, largest, sum);
                     for (long r = 0; r < TILE_ROWS && first + i + r < T; r++) {
                         log_sum[first + i + r] = largest[r][0] * scale;
                         sums[first + i + r] = sum[r][0];
                     }
                     for (long e = 0; e < E; e += TILE_COLUMNS)
-                        tile(weights + i * all, all, 1, v_rows + e, E, y_rows + i * E + e, E, seen_by_last, NULL, 0);
+                        tile(tile_weights, all, 1, v_rows + e, wide, tile_y + e, wide, seen_by_last, NULL, 0);
                     for (long r = 0; r < TILE_ROWS; r++)
-                        for (long e = 0; e < E; e += LANES) *(vec *)(y_rows + (i + r) * E + e) *= 1 / sum[r];
+                        for (long e = 0; e < E; e += LANES) *(vec *)(tile_y + r * wide + e) *= 1 / sum[r];
                 }
-                scatter(y_rows, head(y, stride[3], bh / H, bh % H) + first * stride[3][2], stride[3][2], rows, E);
+                scatter(y_rows, head(y, stride[3], bh / H, bh % H) + first * stride[3][2], stride[3][2], rows, E, wide);
             }
             for (long t = 0; t < T; t++) log_sum[t] += logf(sums[t]);
         }
@@ -270,33 +273,32 @@ void attention(const float *q, const float *k, const float *v, float *y, float *
 void attention_backward(const float *q, const float *k, const float *v, const float *y, const float *lse,
                         const float *dy, float *dq, float *dk, float *dv, long B, long H, long T, long E,
                         const long (*stride)[3], long ahead, float scale, int causal, int threads) {
-    long all = at_least(T, BLOCK);
+    long high = at_least(T, TILE_ROWS), all = at_least(T, TILE_COLUMNS), wide = at_least(E, TILE_COLUMNS);
 #pragma omp parallel num_threads(threads)
     {
-        float *work = room(5 * all * E + BLOCK * (2 * all + 3 * E));
+        float *work = room(2 * all * E + (T + 2 * high) * wide + BLOCK * (2 * all + 3 * wide));
         float *k_columns = work, *v_columns = k_columns + all * E, *k_rows = v_columns + all * E;
-        float *dk_rows = k_rows + all * E, *dv_rows = dk_rows + all * E;
-        float *weights = dv_rows + all * E, *dlogits = weights + BLOCK * all;
-        float *q_rows = dlogits + BLOCK * all, *dy_rows = q_rows + BLOCK * E, *dq_rows = dy_rows + BLOCK * E;
+        float *dk_rows = k_rows + T * wide, *dv_rows = dk_rows + high * wide;
+        float *weights = dv_rows + high * wide, *dlogits = weights + BLOCK * all;
+        float *q_rows = dlogits + BLOCK * all, *dy_rows = q_rows + BLOCK * wide, *dq_rows = dy_rows + BLOCK * wide;
 #pragma omp for
         for (long bh = 0; bh < B * H; bh++) {
             long b = bh / H, h = bh % H, of_keys = (h + ahead) % H;
             columns(head(k, stride[1], b, of_keys), stride[1][2], k_columns, T, all, E);
             columns(head(v, stride[2], b, h), stride[2][2], v_columns, T, all, E);
-            gather(head(k, stride[1], b, of_keys), stride[1][2], k_rows, T, all, E);
-            memset(dk_rows, 0, 2 * all * E * sizeof(float));
+            gather(head(k, stride[1], b, of_keys), stride[1][2], k_rows, T, T, E, wide);
+            memset(dk_rows, 0, 2 * high * wide * sizeof(float));
             for (long first = 0; first < T; first += BLOCK) {
                 long rows = least(BLOCK, T - first), seen_by_all = causal ? first + rows : T;
-                seen_by_all = at_least(seen_by_all, TILE_ROWS);
-                gather(head(q, stride[0], b, h) + first * stride[0][2], stride[0][2], q_rows, rows, BLOCK, E);
-                gather(head(dy, stride[4], b, h) + first * stride[4][2], stride[4][2], dy_rows, rows, BLOCK, E);
+                gather(head(q, stride[0], b, h) + first * stride[0][2], stride[0][2], q_rows, rows, at_least(rows, TILE_ROWS), E, wide);
+                gather(head(dy, stride[4], b, h) + first * stride[4][2], stride[4][2], dy_rows, rows, at_least(rows, TILE_ROWS), E, wide);
                 for (long i = 0; i < rows; i += TILE_ROWS) {
-                    long seen_by_last = causal ? least(first + i + TILE_ROWS, T) : T;
+                    long seen = causal ? first + i + 1 : T, seen_by_last = causal ? least(first + i + TILE_ROWS, T) : T;
+                    float *tile_weights = weights + i * all, *tile_dlogits = dlogits + i * all;
                     for (long j = 0; j < seen_by_last; j += TILE_COLUMNS) {
-                        tile(q_rows + i * E, E, 1, k_columns + j, all, weights + i * all + j, all, E, NULL, 0);
-                        tile(dy_rows + i * E, E, 1, v_columns + j, all, dlogits + i * all + j, all, E, NULL, 0);
+                        tile(q_rows + i * wide, wide, 1, k_columns + j, all, tile_weights + j, all, E, NULL, 0);
+                        tile(dy_rows + i * wide, wide, 1, v_columns + j, all, tile_dlogits + j, all, E, NULL, 0);
                     }
-                    long seen = causal ? least(first + i + 1, T) : T;
                     const float *y_rows[TILE_ROWS];
                     float log_sums[TILE_ROWS];
                     for (long r = 0; r < TILE_ROWS; r++) { /* rows beyond the last have no gradient: 0 comes of them */
@@ -304,23 +306,24 @@ void attention_backward(const float *q, const float *k, const float *v, const fl
                         y_rows[r] = head(y, stride[3], b, h) + t * stride[3][2];
                         log_sums[r] = t == first + i + r ? lse[bh * T + t] : 0;
                     }
-                    dlogits_of_rows(weights + i * all, dlogits + i * all, all, seen, causal, scale, log_sums,
-                                    dy_rows + i * E, y_rows, E);
+                    dlogits_of_rows(tile_weights, tile_dlogits, all, seen, seen_by_last, causal, scale, log_sums,
+                                    dy_rows + i * wide, wide, y_rows, E);
                     for (long e = 0; e < E; e += TILE_COLUMNS)
-                        tile(dlogits + i * all, all, 1, k_rows + e, E, dq_rows + i * E + e, E, seen_by_last, NULL, 0);
+                        tile(tile_dlogits, all, 1, k_rows + e, wide, dq_rows + i * wide + e, wide, seen_by_last, NULL, 0);
                 }
                 for (long j = 0; j < seen_by_all; j += TILE_ROWS) {
-                    long skip = causal && j > first ? j - first : 0, n = least(BLOCK, at_least(rows, TILE_ROWS)) - skip;
+                    long skip = causal && j > first ? j - first : 0, n = at_least(rows, TILE_ROWS) - skip;
+                    const float *q_seen = q_rows + skip * wide, *dy_seen = dy_rows + skip * wide;
                     for (long e = 0; e < E; e += TILE_COLUMNS) {
-                        float *dk_tile = dk_rows + j * E + e, *dv_tile = dv_rows + j * E + e;
-                        tile(dlogits + skip * all + j, 1, all, q_rows + skip * E + e, E, dk_tile, E, n, dk_tile, E);
-                        tile(weights + skip * all + j, 1, all, dy_rows + skip * E + e, E, dv_tile, E, n, dv_tile, E);
+                        float *dk_tile = dk_rows + j * wide + e, *dv_tile = dv_rows + j * wide + e;
+                        tile(dlogits + skip * all + j, 1, all, q_seen + e, wide, dk_tile, wide, n, dk_tile, wide);
+                        tile(weights + skip * all + j, 1, all, dy_seen + e, wide, dv_tile, wide, n, dv_tile, wide);
                     }
                 }
-                scatter(dq_rows, head(dq, stride[5], b, h) + first * stride[5][2], stride[5][2], rows, E);
+                scatter(dq_rows, head(dq, stride[5], b, h) + first * stride[5][2], stride[5][2], rows, E, wide);
             }
-            scatter(dk_rows, head(dk, stride[6], b, of_keys), stride[6][2], T, E);
-            scatter(dv_rows, head(dv, stride[7], b, h), stride[7][2], T, E);
+            scatter(dk_rows, head(dk, stride[6], b, of_keys), stride[6][2], T, E, wide);
+            scatter(dv_rows, head(dv, stride[7], b, h), stride[7][2], T, E, wide);
         }
         free(work);
     }
@@ -386,12 +389,12 @@ void normalise_backward(const float *dy, const float *x, const float *moments, c
         float *to = dx + r * n, mean = moments[2 * r], shrink = moments[2 * r + 1];
         vec sums = {0}, sums_along = {0};
         for (long k = 0; k < n; k += LANES) {
-            vec d = load(dr + k, n - k) * (w ? load(w + k, n - k) : eight(1)), x_k = load(xr + k, n - k) - mean;
+            vec d = load(dr + k, n - k) * (w ? load(w + k, n - k) : every(1)), x_k = load(xr + k, n - k) - mean;
             sums += d, sums_along += d * x_k;
         }
         float across = rms ? 0 : sum_of(sums) / n, along = sum_of(sums_along) * shrink * shrink / n;
         for (long k = 0; k < n; k += LANES) {
-            vec d = load(dr + k, n - k) * (w ? load(w + k, n - k) : eight(1)), x_k = load(xr + k, n - k) - mean;
+            vec d = load(dr + k, n - k) * (w ? load(w + k, n - k) : every(1)), x_k = load(xr + k, n - k) - mean;
             store(load(to + k, n - k) + shrink * (d - across - x_k * along), to + k, n - k);
         }
     }

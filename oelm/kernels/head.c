@@ -11,7 +11,7 @@
 #include <math.h>
 
 enum {
-    CHUNK = 12, /* rows that go from logits to dh together: 400 KB of 8,192 classes */
+    CHUNK = LANES == 16 ? 48 : 12, /* rows that go from logits to dh together; so many logits stay in L2 */
     SUMMED = 192, /* rows that are summed in registers */
     CLASSES = 48, /* that a thread takes at a time */
     COPIED = 64, /* columns that it copies at a time */

@@ -4,16 +4,27 @@
 
 #include "vectors.h"
 
-enum {
-    TILE_ROWS = 6, TILE_COLUMNS = 16, /* as many sums as fit into 16 vector registers */
-    DEPTH = 256, /* of the panels: numbers that a tile multiplies at a time */
-};
+/* A tile has two vectors in a row, and as many rows as there are registers for: of 16, or of 32 with AVX-512. */
+#ifdef __AVX512F__
+#define ROWS(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
+enum { TILE_ROWS = 8 };
+#else
+#define ROWS(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5)
+enum { TILE_ROWS = 6 };
+#endif
 
-/* C[6 × 16] = A[6 × n] B[n × 16], added to `start` if there is one. The sums stay in registers: hence no
+enum {
+    TILE_COLUMNS = 2 * LANES,
+    DEPTH = 384, /* of the panels: numbers that a tile multiplies at a time */
+    SQUARE = 8, /* numbers on a side of what is transposed at once */
+};
+typedef float octet __attribute__((vector_size(4 * SQUARE), aligned(4), may_alias));
+typedef int32_t octet_order __attribute__((vector_size(4 * SQUARE)));
+
+/* A tile of C = A[rows × n] B[n × columns], added to `start` if there is one. The sums stay in registers: hence no
    arrays. */
 INLINE void tile(const float *restrict a, long a_row, long a_k, const float *restrict b, long b_k, float *c,
                  long c_row, long n, const float *start, long start_row) {
-#define ROWS(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5)
 #define BEGIN(i)                                                                                     \
     vec left##i = {0}, right##i = {0};                                                               \
     if (start) __builtin_prefetch(start + i * start_row);
@@ -31,21 +42,22 @@ INLINE void tile(const float *restrict a, long a_row, long a_k, const float *res
     ROWS(STORE)
 }
 
-/* C[12 × 8] = A[12 × n] B[n × 8] likewise, for a matrix of eight columns, which would leave half of `tile` empty;
-   `second` is from row 0 of A to row 6. Only the first `rows` of C are there. */
+/* The same with one vector in a row and twice the rows, for a matrix of so few columns, which would leave half of
+   `tile` empty; `second` is from the first row of A to the one in its middle. Only the first `rows` and `columns` of C
+   are there. */
 INLINE void narrow_tile(const float *restrict a, long second, long a_row, long a_k, const float *restrict b, long b_k,
-                        float *c, long c_row, long n, const float *start, long start_row, long rows) {
+                        float *c, long c_row, long n, const float *start, long start_row, long rows, long columns) {
 #define BEGIN_NARROW(i) vec upper##i = {0}, lower##i = {0};
 #define ADD_NARROW(i) upper##i += a[i * a_row] * right, lower##i += a[second + i * a_row] * right;
 #define STORE_NARROW(i)                                                                              \
-    if (start && i < rows) upper##i += *(vec *)(start + i * start_row);                              \
-    if (start && TILE_ROWS + i < rows) lower##i += *(vec *)(start + (TILE_ROWS + i) * start_row);    \
-    if (i < rows) *(vec *)(c + i * c_row) = upper##i;                                                \
-    if (TILE_ROWS + i < rows) *(vec *)(c + (TILE_ROWS + i) * c_row) = lower##i;
+    if (start && i < rows) upper##i += load(start + i * start_row, columns);                         \
+    if (start && TILE_ROWS + i < rows) lower##i += load(start + (TILE_ROWS + i) * start_row, columns); \
+    if (i < rows) store(upper##i, c + i * c_row, columns);                                           \
+    if (TILE_ROWS + i < rows) store(lower##i, c + (TILE_ROWS + i) * c_row, columns);
     ROWS(BEGIN_NARROW)
 #pragma GCC unroll 4
     for (long k = 0; k < n; k++, a += a_k, b += b_k) {
-        vec right = *(vec *)b;
+        vec right = load(b, columns);
         ROWS(ADD_NARROW)
     }
     ROWS(STORE_NARROW)
@@ -53,37 +65,37 @@ INLINE void narrow_tile(const float *restrict a, long second, long a_row, long a
 
 /* y[k][i] = x[i][k], 8 × 8. The stores go up: one may run over into the next. */
 INLINE void transpose(const float *x, long x_row, float *y, long y_row) {
-    vec u[LANES], v[LANES];
+    octet u[SQUARE], v[SQUARE];
 #pragma GCC unroll 8
-    for (int i = 0; i < LANES; i += 2) {
-        vec even = *(vec *)(x + i * x_row), odd = *(vec *)(x + (i + 1) * x_row);
-        u[i] = SHUFFLE(even, odd, 0, 8, 1, 9, 4, 12, 5, 13);
-        u[i + 1] = SHUFFLE(even, odd, 2, 10, 3, 11, 6, 14, 7, 15);
+    for (int i = 0; i < SQUARE; i += 2) {
+        octet even = *(octet *)(x + i * x_row), odd = *(octet *)(x + (i + 1) * x_row);
+        u[i] = SHUFFLE(octet_order, even, odd, 0, 8, 1, 9, 4, 12, 5, 13);
+        u[i + 1] = SHUFFLE(octet_order, even, odd, 2, 10, 3, 11, 6, 14, 7, 15);
     }
 #pragma GCC unroll 8
-    for (int i = 0; i < LANES; i += 4)
+    for (int i = 0; i < SQUARE; i += 4)
 #pragma GCC unroll 8
         for (int j = i; j < i + 2; j++) {
-            v[i + 2 * (j - i)] = SHUFFLE(u[j], u[j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-            v[i + 2 * (j - i) + 1] = SHUFFLE(u[j], u[j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+            v[i + 2 * (j - i)] = SHUFFLE(octet_order, u[j], u[j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            v[i + 2 * (j - i) + 1] = SHUFFLE(octet_order, u[j], u[j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
         }
 #pragma GCC unroll 8
-    for (int i = 0; i < LANES / 2; i++) *(vec *)(y + i * y_row) = SHUFFLE(v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    for (int i = 0; i < SQUARE / 2; i++) *(octet *)(y + i * y_row) = SHUFFLE(octet_order, v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
 #pragma GCC unroll 8
-    for (int i = 0; i < LANES / 2; i++)
-        *(vec *)(y + (i + 4) * y_row) = SHUFFLE(v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    for (int i = 0; i < SQUARE / 2; i++)
+        *(octet *)(y + (i + 4) * y_row) = SHUFFLE(octet_order, v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
 /* n numbers, a multiple of 16. For so few, memcpy takes its time, and of one vector after the other the compiler
    makes just that. */
 INLINE void copy(const float *restrict x, float *restrict y, long n) {
-    for (long i = 0; i < n; i += 2 * LANES) {
-        vec left = *(vec *)(x + i), right = *(vec *)(x + i + LANES);
-        *(vec *)(y + i) = left, *(vec *)(y + i + LANES) = right;
+    for (long i = 0; i < n; i += 2 * SQUARE) {
+        octet left = *(octet *)(x + i), right = *(octet *)(x + i + SQUARE);
+        *(octet *)(y + i) = left, *(octet *)(y + i + SQUARE) = right;
     }
 }
 
-/* The columns of b, sixteen by sixteen as panels [n × 16]; zeros where there is no column. */
+/* The columns of b, in panels as wide as a tile [n × columns]; zeros where there is no column. */
 static void column_panels(const float *b, long b_k, long b_column, float *panels, long columns, long n) {
     long j = 0;
     if (b_column == 1) /* four panels at once: memory likes to be read on and on */
@@ -98,8 +110,8 @@ static void column_panels(const float *b, long b_k, long b_column, float *panels
         float *panel = panels + j * n;
         long k = 0;
         if (b_k == 1 && j + TILE_COLUMNS <= columns)
-            for (; k + LANES <= n; k += LANES)
-                for (long i = 0; i < TILE_COLUMNS; i += LANES)
+            for (; k + SQUARE <= n; k += SQUARE)
+                for (long i = 0; i < TILE_COLUMNS; i += SQUARE)
                     transpose(x + i * b_column + k, b_column, panel + k * TILE_COLUMNS + i, TILE_COLUMNS);
         for (; k < n; k++)
             for (long i = 0; i < TILE_COLUMNS; i++)

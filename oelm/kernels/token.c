@@ -33,16 +33,19 @@ enum { PLAIN, GELU, GELU_BY_TANH }; /* activations */
 INLINE void dots(const float *restrict x, int rows, const float *restrict w, long apart, long n, float *restrict y,
                  long y_row, long y_apart) {
     vec sum[3][4] = {{{0}}};
-    for (long k = 0; k < n; k += LANES)
-#pragma GCC unroll 3
-        for (int b = 0; b < rows; b++)
-#pragma GCC unroll 4
-            for (int o = 0; o < 4; o++) sum[b][o] += *(vec *)(x + b * n + k) * *(vec *)(w + o * apart + k);
+#define ADD(PART)                                                                                    \
+    _Pragma("GCC unroll 3") for (int b = 0; b < rows; b++)                                           \
+        _Pragma("GCC unroll 4") for (int o = 0; o < 4; o++)                                          \
+            sum[b][o] += load(x + b * n + k, PART) * load(w + o * apart + k, PART);
+    long k = 0;
+    for (; k + LANES <= n; k += LANES) ADD(LANES)
+    if (k < n) ADD(n - k)
+#undef ADD
     for (int b = 0; b < rows; b++)
         for (int o = 0; o < 4; o++) y[b * y_row + o * y_apart] = sum_of(sum[b][o]);
 }
 
-/* This thread's columns of y[B × out] = activation(x[B × in] wᵀ + bias) + rest; `in` is a multiple of 8. */
+/* This thread's columns of y[B × out] = activation(x[B × in] wᵀ + bias) + rest. */
 static void product_of_few(const float *x, affine m, int activation, const float *rest, float *y, long B, long in,
                            long out, long thread, long threads) {
     long part = at_least((out + threads - 1) / threads, LANES), first = thread * part;
@@ -110,7 +113,8 @@ static void attend(const token *s, const layer *l, long b, long h, const float *
     }
     memset(y, 0, E * sizeof(float));
     for (long t = 0; t <= at; t++)
-        for (long e = 0; e < E; e += LANES) *(vec *)(y + e) += weights[t] / sum * *(vec *)(values + t * E + e);
+        for (long e = 0; e < E; e += LANES)
+            store(load(y + e, E - e) + weights[t] / sum * load(values + t * E + e, E - e), y + e, E - e);
 }
 
 static void normalise_few(const token *s, affine norm, const float *x, float *y) {
@@ -144,7 +148,7 @@ void next_logits(const token *s) {
                 product_of_few(normed, l->gate, PLAIN, NULL, gates, B, D, F, thread, threads);
 #pragma omp barrier
                 for (long i = thread * LANES; i < B * F; i += threads * LANES) {
-                    vec gate = load(gates + i, B * F - i), few = larger(eight(-87.0f), gate);
+                    vec gate = load(gates + i, B * F - i), few = larger(every(-87.0f), gate);
                     store(load(wide + i, B * F - i) * gate / (1 + exponential(-few)), wide + i, B * F - i);
                 }
             }

@@ -1,4 +1,4 @@
-/* Numbers eight at a time: loads and stores, sums, exponentials, and what is made of them. */
+/* Numbers as many at a time as a vector holds: loads and stores, sums, exponentials, and what is made of them. */
 
 #pragma once
 
@@ -8,17 +8,40 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { LANES = 8 /* numbers in a vector */ };
+#ifdef __AVX512F__
+#include <immintrin.h>
+enum { LANES = 16 /* numbers in a vector */, PARTS = 1 /* of a vector are read and written as quickly */ };
+#else
+enum { LANES = 8, PARTS = 0 };
+#endif
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t order __attribute__((vector_size(4 * LANES)));
 
 #ifdef __clang__
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define SHUFFLE(of, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (order){__VA_ARGS__})
+#define SHUFFLE(of, a, b, ...) __builtin_shuffle(a, b, (of){__VA_ARGS__})
 #endif
 
+INLINE vec bits(order x) { return (vec)x; }
+INLINE vec every(float x) { return x - (vec){0}; }
+
+#ifdef __AVX512F__
+
+INLINE __mmask16 first(long n) { return n >= LANES ? 0xffff : n > 0 ? (1 << n) - 1 : 0; }
 /* The first n numbers of x, up to a vector of them. */
+INLINE vec load(const float *x, long n) { return (vec)_mm512_maskz_loadu_ps(first(n), x); }
+INLINE void store(vec v, float *y, long n) { _mm512_mask_storeu_ps(y, first(n), (__m512)v); }
+/* a where it is larger than b, else b, and so also where either is no number. */
+INLINE vec larger(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b); }
+/* The first n of x, all or none of them perhaps, and `rest` for the others. */
+INLINE vec first_of(vec x, long n, float rest) { return (vec)_mm512_mask_mov_ps((__m512)every(rest), first(n), (__m512)x); }
+
+#define HALVES(x, DO) x = DO(x, SHUFFLE(order, x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7))
+#define IN_EIGHTS(a, b, c, d, e, f, g, h) a, b, c, d, e, f, g, h, 8 + a, 8 + b, 8 + c, 8 + d, 8 + e, 8 + f, 8 + g, 8 + h
+
+#else
+
 INLINE vec load(const float *x, long n) {
     if (n >= LANES) return *(vec *)x;
     vec v = {0};
@@ -31,8 +54,7 @@ INLINE void store(vec v, float *y, long n) {
     else memcpy(y, &v, n * sizeof(float));
 }
 
-/* a where it is larger than b, else b, and so also where either is no number. Compilers make six instructions of
-   that, if they are left to it. */
+/* Compilers make six instructions of that, if they are left to it. */
 INLINE vec larger(vec a, vec b) {
 #ifdef __AVX__
     return __builtin_ia32_maxps256(a, b);
@@ -42,15 +64,22 @@ INLINE vec larger(vec a, vec b) {
 #endif
 }
 
-INLINE vec bits(order x) { return (vec)x; }
-INLINE vec eight(float x) { return (vec){x, x, x, x, x, x, x, x}; }
+INLINE vec first_of(vec x, long n, float rest) {
+    order in = (order){0, 1, 2, 3, 4, 5, 6, 7} < (int32_t)n;
+    return bits((in & (order)x) | (~in & (order)every(rest)));
+}
+
+#define HALVES(x, DO) x
+#define IN_EIGHTS(...) __VA_ARGS__
+
+#endif
 
 /* 2^k · exp(f) with |f| ≤ ln 2 / 2, to about 1e-7 of the value; below -87 it stays at exp(-87), and x must not be
    above 88. */
 INLINE vec exponential(vec x) {
-    x = larger(eight(-87.0f), x);
+    x = larger(every(-87.0f), x);
     const float one_and_a_half = 12582912.0f; /* · 2^23: the last bit of a sum with it is worth 1 */
-    order k = (order)(x * 1.44269504f + one_and_a_half) - (order)eight(one_and_a_half);
+    order k = (order)(x * 1.44269504f + one_and_a_half) - (order)every(one_and_a_half);
     vec whole = __builtin_convertvector(k, vec);
     vec f = x - whole * 0.693145752f - whole * 1.42860677e-6f; /* ln 2 in two parts */
     vec f2 = f * f, p = 1.39819994e-3f + 1.98756912e-4f * f; /* by pairs: one term after the other takes longer */
@@ -60,27 +89,20 @@ INLINE vec exponential(vec x) {
     return p * bits((k + 127) << 23);
 }
 
-/* The first n of x, all or none of them perhaps, and `rest` for the others. */
-INLINE vec first_of(vec x, long n, float rest) {
-    order in = (order){0, 1, 2, 3, 4, 5, 6, 7} < (int32_t)n;
-    return bits((in & (order)x) | (~in & (order)eight(rest)));
-}
-
 /* In every lane, the sum or the largest of all. */
 #define ACROSS(x, DO)                                                                                \
-    x = DO(x, SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3)), x = DO(x, SHUFFLE(x, x, 2, 3, 0, 1, 6, 7, 4, 5)), \
-    x = DO(x, SHUFFLE(x, x, 1, 0, 3, 2, 5, 4, 7, 6))
+    HALVES(x, DO), x = DO(x, SHUFFLE(order, x, x, IN_EIGHTS(4, 5, 6, 7, 0, 1, 2, 3))),               \
+    x = DO(x, SHUFFLE(order, x, x, IN_EIGHTS(2, 3, 0, 1, 6, 7, 4, 5))),                              \
+    x = DO(x, SHUFFLE(order, x, x, IN_EIGHTS(1, 0, 3, 2, 5, 4, 7, 6)))
 INLINE vec plus(vec a, vec b) { return a + b; }
 INLINE vec sum_across(vec x) { return ACROSS(x, plus); }
 INLINE vec largest_across(vec x) { return ACROSS(x, larger); }
 
-INLINE float sum_of(vec x) {
-    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
-}
+INLINE float sum_of(vec x) { return sum_across(x)[0]; }
 
 /* NaN does not count. */
 INLINE float largest_of(const float *x, long n) {
-    vec each[4] = {eight(-INFINITY), eight(-INFINITY), eight(-INFINITY), eight(-INFINITY)}; /* one waits for itself */
+    vec each[4] = {every(-INFINITY), every(-INFINITY), every(-INFINITY), every(-INFINITY)}; /* one waits for itself */
     float found = -INFINITY;
     long j = 0;
     for (; j + 4 * LANES <= n; j += 4 * LANES)
@@ -109,7 +131,7 @@ INLINE float sum_by(const float *x, const float *y, float mean, long n) {
     vec sums = {0};
     long k = 0;
     for (; k + LANES <= n; k += LANES) {
-        vec other = eight(1);
+        vec other = every(1);
         if (y) other = *(vec *)(y + k) - mean;
         sums += (*(vec *)(x + k) - mean) * other;
     }
@@ -137,7 +159,7 @@ INLINE void normalise_row(const float *x, const float *w, const float *b, float 
 /* (1 + tanh u) / 2 = 1 / (1 + exp(-2u)) */
 INLINE vec mass_by_tanh(vec x) {
     vec u = 1.59576912f * x * (1 + 0.044715f * x * x);
-    return 1 / (1 + exponential(-larger(eight(-87.0f), u)));
+    return 1 / (1 + exponential(-larger(every(-87.0f), u)));
 }
 
 /* By a polynomial of t = 1 / (1 + |x| / √8) times exp(-x²/2), fitted to 4e-8 of the mass beyond |x|; `bell` is that
