@@ -12,8 +12,9 @@
 enum {
     BLOCK = 48, /* rows of queries at a time: a multiple of a tile's */
     SUMS = 64, /* columns that are summed at a time */
-    /* What a product copies at a time: of b half a megabyte, to stay in L2, of a 96 KiB beside it. */
+    /* What a product copies at a time: of b a megabyte, or a half, to stay in L2, of a up to 200 KiB beside it. */
     STRIP_ROWS = 96, STRIP_COLUMNS = 512,
+    SMALL = LARGE_L2 ? 1 << 19 : 0, /* numbers that are better read down their columns than copied */
     PANEL = DEPTH * TILE_ROWS + SQUARE, /* the rows of a tile, and room for a last store to run over */
 };
 
@@ -43,34 +44,42 @@ static void product_of_one(const float *a, long a_row, long a_k, const float *b,
                            long c_row, const float *start, long start_row, long M, long N, long K) {
     float *panels_of_a = room(STRIP_ROWS / TILE_ROWS * PANEL);
     float *panels_of_b = room(DEPTH * STRIP_COLUMNS);
-    /* Rows that are short, or used for few columns, are read where they lie. */
-    int in_place = a_k == 1 && (N < STRIP_COLUMNS || K <= DEPTH);
-    for (long k = 0; k < K; k += DEPTH)
+    /* Rows that are short, or used for few columns, are read where they lie, and where L2 is large all rows and
+       small matrices. */
+    int a_lies = a_k == 1 ? LARGE_L2 || N < STRIP_COLUMNS || K <= DEPTH : M * K <= SMALL;
+    int b_lies = b_column == 1 && N % TILE_COLUMNS == 0 && N * K <= SMALL;
+    long right_k = b_lies ? b_k : TILE_COLUMNS;
+    long passes = (K + DEPTH - 1) / DEPTH, depth = at_least((K + passes - 1) / passes, SQUARE);
+    for (long k = 0; k < K; k += depth)
         for (long column = 0; column < N; column += STRIP_COLUMNS) {
-            long n = least(DEPTH, K - k), columns = least(STRIP_COLUMNS, N - column);
-            column_panels(b + k * b_k + column * b_column, b_k, b_column, panels_of_b, columns, n);
+            long n = least(depth, K - k), columns = least(STRIP_COLUMNS, N - column);
+            const float *b_here = b + k * b_k + column * b_column;
+            if (!b_lies) column_panels(b_here, b_k, b_column, panels_of_b, columns, n);
             /* Along a row of tiles, c is written on and on, but all of b is read for each: if it is small enough. */
             int along = columns * n <= DEPTH * STRIP_COLUMNS / 2;
             for (long row = 0; row < M; row += STRIP_ROWS) {
                 const float *left = a + row * a_row + k * a_k;
-                long rows = least(STRIP_ROWS, M - row), lie = in_place ? rows / TILE_ROWS * TILE_ROWS : 0;
+                long rows = least(STRIP_ROWS, M - row), lie = a_lies ? rows / TILE_ROWS * TILE_ROWS : 0;
                 row_panels(left + lie * a_row, a_row, a_k, panels_of_a, rows - lie, M - row - lie, n);
                 long tall = (rows + TILE_ROWS - 1) / TILE_ROWS, wide = (columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
                 for (long outer = 0; outer < (along ? tall : wide); outer++)
                     for (long inner = 0; inner < (along ? wide : tall); inner++) {
                         long i = (along ? outer : inner) * TILE_ROWS, j = (along ? inner : outer) * TILE_COLUMNS;
-                        const float *panel = panels_of_a + (i - lie) / TILE_ROWS * PANEL, *right = panels_of_b + j * n;
+                        const float *panel = panels_of_a + (i - lie) / TILE_ROWS * PANEL;
+                        const float *right = b_lies ? b_here + j : panels_of_b + j * n;
                         float *to = c + (row + i) * c_row + column + j;
                         const float *from = k ? to : start ? start + (row + i) * start_row + column + j : NULL;
                         long from_row = k ? c_row : start_row;
                         long there = least(TILE_ROWS, rows - i), across = least(TILE_COLUMNS, columns - j);
                         if (there < TILE_ROWS || across < TILE_COLUMNS)
-                            edge_tile(i < lie ? left + i * a_row : panel, i < lie ? a_row : 1, i < lie ? 1 : TILE_ROWS,
-                                      right, to, c_row, n, from, from_row, there, across);
-                        else if (i < lie)
-                            tile(left + i * a_row, a_row, 1, right, TILE_COLUMNS, to, c_row, n, from, from_row);
+                            edge_tile(i < lie ? left + i * a_row : panel, i < lie ? a_row : 1, i < lie ? a_k : TILE_ROWS,
+                                      right, right_k, to, c_row, n, from, from_row, there, across);
+                        else if (i >= lie)
+                            tile(panel, 1, TILE_ROWS, right, right_k, to, c_row, n, from, from_row);
+                        else if (a_k == 1)
+                            tile(left + i * a_row, a_row, 1, right, right_k, to, c_row, n, from, from_row);
                         else
-                            tile(panel, 1, TILE_ROWS, right, TILE_COLUMNS, to, c_row, n, from, from_row);
+                            tile(left + i, 1, a_k, right, right_k, to, c_row, n, from, from_row);
                     }
             }
         }

@@ -11,7 +11,7 @@
 #include <math.h>
 
 enum {
-    CHUNK = LANES == 16 ? 48 : 12, /* rows that go from logits to dh together; so many logits stay in L2 */
+    CHUNK = LARGE_L2 ? 48 : 12, /* rows that go from logits to dh together; so many logits stay in L2 */
     SUMMED = 192, /* rows that are summed in registers */
     CLASSES = 48, /* that a thread takes at a time */
     COPIED = 64, /* columns that it copies at a time */
@@ -52,7 +52,7 @@ static void dw_of_classes(const float *p, long p_row, const float *h_panels, flo
                 long n = least(SUMMED, rows - k), there = least(TILE_ROWS, classes - i);
                 long across = least(TILE_COLUMNS, D - j);
                 if (there < TILE_ROWS || across < TILE_COLUMNS)
-                    edge_tile(left, 1, p_row, right, to, D, n, start, D, there, across);
+                    edge_tile(left, 1, p_row, right, TILE_COLUMNS, to, D, n, start, D, there, across);
                 else
                     tile(left, 1, p_row, right, TILE_COLUMNS, to, D, n, start, D);
             }

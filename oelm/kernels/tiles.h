@@ -15,7 +15,8 @@ enum { TILE_ROWS = 6 };
 
 enum {
     TILE_COLUMNS = 2 * LANES,
-    DEPTH = 384, /* of the panels: numbers that a tile multiplies at a time */
+    LARGE_L2 = LANES == 16, /* processors with such vectors have 1 MiB of it, or 2 */
+    DEPTH = LARGE_L2 ? 512 : 256, /* of the panels: numbers that a tile multiplies at a time */
     SQUARE = 8, /* numbers on a side of what is transposed at once */
 };
 typedef float octet __attribute__((vector_size(4 * SQUARE), aligned(4), may_alias));
@@ -120,11 +121,11 @@ static void column_panels(const float *b, long b_k, long b_column, float *panels
 }
 
 /* `tile` where fewer rows or columns are left. */
-static void edge_tile(const float *a, long a_row, long a_k, const float *b, float *c, long c_row, long n,
+static void edge_tile(const float *a, long a_row, long a_k, const float *b, long b_k, float *c, long c_row, long n,
                       const float *start, long start_row, long rows, long columns) {
     float edge[TILE_ROWS * TILE_COLUMNS] = {0};
     for (long r = 0; start && r < rows; r++)
         memcpy(edge + r * TILE_COLUMNS, start + r * start_row, columns * sizeof(float));
-    tile(a, a_row, a_k, b, TILE_COLUMNS, edge, TILE_COLUMNS, n, edge, TILE_COLUMNS);
+    tile(a, a_row, a_k, b, b_k, edge, TILE_COLUMNS, n, edge, TILE_COLUMNS);
     for (long r = 0; r < rows; r++) memcpy(c + r * c_row, edge + r * TILE_COLUMNS, columns * sizeof(float));
 }
