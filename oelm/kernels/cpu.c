@@ -47,7 +47,7 @@ static void product_of_one(const float *a, long a_row, long a_k, const float *b,
     /* Rows that are short, or used for few columns, are read where they lie, and where L2 is large all rows and
        small matrices. */
     int a_lies = a_k == 1 ? LARGE_L2 || N < STRIP_COLUMNS || K <= DEPTH : M * K <= SMALL;
-    int b_lies = b_column == 1 && N % TILE_COLUMNS == 0 && N * K <= SMALL;
+    int b_lies = b_column == 1 && N % TILE_COLUMNS == 0 && N * K <= SMALL / 2;
     long right_k = b_lies ? b_k : TILE_COLUMNS;
     long passes = (K + DEPTH - 1) / DEPTH, depth = at_least((K + passes - 1) / passes, SQUARE);
     for (long k = 0; k < K; k += depth)

@@ -207,7 +207,9 @@ class Trainer:
             self.gates.drop_closed(step)
 
         self.scaler.unscale_(self.optimizer)
-        norm = clip_gradients(self.model.parameters(), config.clip)
+        # From the optimizer: to walk through the model's modules takes a third of a millisecond.
+        trained = (p for group in self.optimizer.param_groups for p in group["params"])
+        norm = clip_gradients(trained, config.clip)
         good = self.guard.watch(step, norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
