@@ -88,39 +88,6 @@ static void transposed(const float *x, float *y, long rows, long columns) {
         for (long c = 0; c < columns; c++) y[c * rows + r] = x[r * columns + c];
 }
 
-/* ---- projections ------------------------------------------------------------------------------------ */
-
-/* Keys without a matrix that begin some heads on are kept in the order of the input's channels, and so are their
-   gradients: attention finds them so many heads on. */
-static long heads_ahead(const block *s) { return s->k.w || s->k.order || s->k_shift.value ? 0 : s->k.ahead / s->E; }
-
-/* The rows of an update's b, or of its gradient, `down` rows further on, round the end. */
-static void moved(const float *b, float *to, long down, long D, long rank) {
-    memcpy(to + down * rank, b, (D - down) * rank * sizeof(float));
-    memcpy(to, b + (D - down) * rank, down * rank * sizeof(float));
-}
-
-/* The keys' projection in that order, for which its update must be in it too; `done` when all is computed. */
-static projection keys(const block *s) {
-    projection p = s->k;
-    long D = s->H * s->E, size = D * p.rank;
-    if (!heads_ahead(s)) return p;
-    p.ahead = 0;
-    if (p.a) {
-        float *b = room(size);
-        moved(p.b, b, s->k.ahead, D, p.rank);
-        p.b = b;
-        if (p.db) p.db = room(size);
-    }
-    return p;
-}
-
-static void done(const block *s, const projection *p) {
-    long D = s->H * s->E;
-    if (p->db != s->k.db) moved(p->db, s->k.db, D - s->k.ahead, D, p->rank), free(p->db);
-    if (p->b != s->k.b) free((float *)p->b);
-}
-
 /* y = x wᵀ + bias, or what an identity reads of x; to that, few bᵀ is added. */
 static void project(const projection *p, const float *x, const float *few, long few_row, long N, long D, int threads) {
     const float *base = p->y;
@@ -206,9 +173,11 @@ static void project_onto(const projection *p, const float *rest, const float *x,
 
 static void block_forward(const block *s) {
     long N = s->B * s->T, D = s->H * s->E, F = s->F, by_heads[3] = {s->T * D, s->E, D};
+    /* Keys that are read where they lie begin some heads on, and so do their gradients. */
+    long ahead = s->k.y ? 0 : s->k.ahead / s->E;
     int threads = s->threads;
     float *normed = room(N * D), *active = s->active ? s->active : room(N * F);
-    const projection k = keys(s), *of[] = {&s->q, &k, &s->v};
+    const projection *of[] = {&s->q, &s->k, &s->v};
     const float *qkv[3];
 
     normalise(s->x, s->attention_norm.w, s->attention_norm.b, s->eps, s->rms, normed, NULL, N, D, threads);
@@ -225,11 +194,10 @@ static void block_forward(const block *s) {
         if (of[i]->y && i < 2) place(s, i ? &s->k_shift : &s->q_shift, of[i]->y);
         qkv[i] = of[i]->y ? of[i]->y : normed;
     }
-    done(s, &k);
     long strides[4][3];
     for (int i = 0; i < 4; i++) memcpy(strides[i], by_heads, sizeof by_heads);
-    attention(qkv[0], qkv[1], qkv[2], s->heads, s->log_sum, s->B, s->H, s->T, s->E, (const long(*)[3])strides,
-              heads_ahead(s), 1 / __builtin_sqrtf(s->E), s->causal, threads);
+    attention(qkv[0], qkv[1], qkv[2], s->heads, s->log_sum, s->B, s->H, s->T, s->E, (const long(*)[3])strides, ahead,
+              1 / __builtin_sqrtf(s->E), s->causal, threads);
     project_onto(&s->o, s->x, s->heads, s->middle, N, D, D, threads);
 
     normalise(s->middle, s->mlp_norm.w, s->mlp_norm.b, s->eps, s->rms, normed, NULL, N, D, threads);
@@ -243,6 +211,8 @@ static void block_forward(const block *s) {
 /* dx may be dy. */
 static void block_backward(const block *s) {
     long N = s->B * s->T, D = s->H * s->E, F = s->F, by_heads[3] = {s->T * D, s->E, D};
+    /* Keys that are read where they lie begin some heads on, and so do their gradients. */
+    long ahead = s->k.y ? 0 : s->k.ahead / s->E;
     int threads = s->threads;
     float *normed = room(N * D), *moments = room(2 * N), *dnormed = room(N * D), *dx = s->dx;
 
@@ -260,7 +230,7 @@ static void block_backward(const block *s) {
                        threads);
 
     float *dheads = dnormed, *dqkv[3];
-    const projection k = keys(s), *of[] = {&s->q, &k, &s->v};
+    const projection *of[] = {&s->q, &s->k, &s->v};
     const float *qkv[3];
     linear_backward(dx, s->heads, s->o.w, dheads, 0, s->o.dw, s->o.dbias, N, D, D, threads);
     normalise(s->x, s->attention_norm.w, s->attention_norm.b, s->eps, s->rms, normed, moments, N, D, threads);
@@ -268,8 +238,7 @@ static void block_backward(const block *s) {
     long strides[8][3];
     for (int i = 0; i < 8; i++) memcpy(strides[i], by_heads, sizeof by_heads);
     attention_backward(qkv[0], qkv[1], qkv[2], s->heads, s->log_sum, dheads, dqkv[0], dqkv[1], dqkv[2], s->B, s->H,
-                       s->T, s->E, (const long(*)[3])strides, heads_ahead(s), 1 / __builtin_sqrtf(s->E), s->causal,
-                       threads);
+                       s->T, s->E, (const long(*)[3])strides, ahead, 1 / __builtin_sqrtf(s->E), s->causal, threads);
     /* Where queries are the input, their gradient is the first of those that are added. */
     if (!s->q.w && !s->q.order && !s->q.ahead) free(dnormed), dnormed = dqkv[0];
     long R = ranks(s);
@@ -280,7 +249,6 @@ static void block_backward(const block *s) {
         project_backward(of[i]->y ? of[i] : &in_place, dqkv[i], normed, dnormed, i > 0, few, dfew_here, R, N, D, threads);
         if (dqkv[i] != dnormed) free(dqkv[i]);
     }
-    done(s, &k);
     if (s->few) {
         float *a = joined(s), *da = room(R * D);
         product(dfew, (long[]){R, 1}, a, (long[]){D, 1}, dnormed, D, dnormed, D, N, D, R, threads);
