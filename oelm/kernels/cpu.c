@@ -234,6 +234,11 @@ INLINE void dlogits_of_rows(float *w, float *d, long row, long seen, long until,
     }
 }
 
+#undef EACH_ROW
+#undef AT
+#undef D_AT
+#undef SEEN
+
 /* y = softmax(scale · q kᵀ) v, where head h reads the keys of head h + ahead, and `lse`, the logarithm of each row's
    sum, from which backward makes the weights anew. Of a causal row only what it sees is computed, in steps of a
    tile. */
