@@ -27,6 +27,7 @@ from typing import Any
 import torch
 import transformers
 
+from benchmarks import positive
 from oelm.data.classification import Buckets, LabelledDataset, OwnEncoding
 from oelm.data.labelled import Labelled
 from oelm.freezing import count
@@ -151,9 +152,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=1280)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--rows", type=positive, default=1280)
+    parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument("--threads", type=positive, default=os.cpu_count())
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

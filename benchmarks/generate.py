@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import peers
+from benchmarks import peers, positive
 from oelm import GPT, ModelConfig
 from oelm.bench import Ratio, timed
 from oelm.kernels.functions import applies, few_rows
@@ -88,8 +88,8 @@ def compare(workload, batch_size, rounds):
 def main():
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--workload", choices=PRESETS, default="nano")
-    options.add_argument("--batch-size", type=int, default=1)
-    options.add_argument("--rounds", type=int, default=7)
+    options.add_argument("--batch-size", type=positive, default=1)
+    options.add_argument("--rounds", type=positive, default=7)
     options.add_argument("--json", type=Path, help="also write the numbers here")
     given = options.parse_args()
     result = compare(given.workload, given.batch_size, given.rounds)

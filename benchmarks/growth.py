@@ -19,6 +19,7 @@ from pathlib import Path
 import altair as alt
 import torch
 
+from benchmarks import positive
 from oelm.bench import PEAK_SECONDS, WARMUP, random_batch, trainer
 from oelm.methods import METHODS
 from oelm.model.config import ModelConfig
@@ -133,7 +134,7 @@ def picture(rows, file):
 
 def main():
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--rounds", type=positive, default=5)
     options.add_argument("--json", type=Path, help="also write the numbers here")
     options.add_argument("--picture", type=Path, help="also draw them here (.png or .svg)")
     options.add_argument("--process", action="store_true", help=argparse.SUPPRESS)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks import positive
 from oelm import GPT, ModelConfig, method
 from oelm.model import gpt as gpt_module
 from oelm.model.loss import linear_cross_entropy
@@ -98,7 +99,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--form", choices=FORMS, help="measure one form's memory in this process")
     options = parser.parse_args()

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import tiktoken
 
+from benchmarks import positive
 from oelm.data import tokenizers
 from oelm.data.corpora import Sotu
 from oelm.data.files import Files
@@ -126,9 +127,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--text", type=Path)
-    parser.add_argument("--copies", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--copies", type=positive, default=6)
+    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--workers", type=positive, default=2)
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     parser.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
     options = parser.parse_args()

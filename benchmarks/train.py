@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import peers
+from benchmarks import peers, positive
 from oelm.bench import Ratio, random_batch, trainer
 from oelm.kernels import library as kernels
 from oelm.methods import METHODS
@@ -195,7 +195,7 @@ def show(result):
 def main():
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--workload", choices=WORKLOADS, default="nano")
-    options.add_argument("--rounds", type=int, default=20)
+    options.add_argument("--rounds", type=positive, default=20)
     options.add_argument("--json", type=Path, help="also write the numbers here")
     options.add_argument("--contender", choices=(PEAK, *CONTENDERS), help=argparse.SUPPRESS)
     given = options.parse_args()

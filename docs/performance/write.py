@@ -105,8 +105,11 @@ def chart(results):
     whole.resolve_scale(y="independent").save(HERE / "training.png", scale_factor=2)
 
 
-def main():
-    found = {path.stem: json.loads(path.read_text()) for path in sorted(HERE.glob("*.json"))}
+def read(folder):
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def tables_of(found):
     tables = {}
     for name, result in found.items():
         if name.startswith("train-"):
@@ -118,6 +121,16 @@ def main():
         tables["generate"] = generation(generated)
     if "growth" in found:
         tables["growth"] = growth(found["growth"])
+    return tables
+
+
+def main():
+    found = read(HERE)
+    tables = tables_of(found)
+    for folder in sorted(path for path in HERE.iterdir() if path.is_dir()):  # another processor's
+        tables |= {
+            f"{folder.name}/{name}": table for name, table in tables_of(read(folder)).items()
+        }
     for page in PAGES:
         text = page.read_text()
         for name, lines in tables.items():

@@ -24,6 +24,9 @@ def _export(
         run: The run's folder.
         to: The folder to write; it must not exist or be empty.
     """
+    from oelm.train.saved import SavedRun
+
+    SavedRun(run)  # says what is wrong with it before transformers is loaded, which takes seconds
     from oelm.hf.export import export as write
 
     folder = write(run, to)

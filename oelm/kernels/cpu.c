@@ -40,6 +40,12 @@ static void row_panels(const float *a, long a_row, long a_k, float *panels, long
     }
 }
 
+/* As many numbers in every pass, so that none has few; sums with few columns are made in the same order. */
+static long depth_of_pass(long K) {
+    long passes = (K + DEPTH - 1) / DEPTH;
+    return passes ? at_least((K + passes - 1) / passes, SQUARE) : DEPTH;
+}
+
 static void product_of_one(const float *a, long a_row, long a_k, const float *b, long b_k, long b_column, float *c,
                            long c_row, const float *start, long start_row, long M, long N, long K) {
     float *panels_of_a = room(STRIP_ROWS / TILE_ROWS * PANEL);
@@ -49,7 +55,7 @@ static void product_of_one(const float *a, long a_row, long a_k, const float *b,
     int a_lies = a_k == 1 ? LARGE_L2 || N < STRIP_COLUMNS || K <= DEPTH : M * K <= SMALL;
     int b_lies = b_column == 1 && N % TILE_COLUMNS == 0 && N * K <= SMALL / 2;
     long right_k = b_lies ? b_k : TILE_COLUMNS;
-    long passes = (K + DEPTH - 1) / DEPTH, depth = at_least((K + passes - 1) / passes, SQUARE);
+    long depth = depth_of_pass(K);
     for (long k = 0; k < K; k += depth)
         for (long column = 0; column < N; column += STRIP_COLUMNS) {
             long n = least(depth, K - k), columns = least(STRIP_COLUMNS, N - column);
@@ -90,10 +96,11 @@ static void product_of_one(const float *a, long a_row, long a_k, const float *b,
 static void narrow_product_of_one(const float *a, long a_row, long a_k, const float *b, long b_k, float *c, long c_row,
                                   const float *start, long start_row, long M, long N, long K) {
     float *panels = room(STRIP_ROWS / TILE_ROWS * PANEL);
-    for (long k = 0; k < K; k += DEPTH)
+    long depth = depth_of_pass(K);
+    for (long k = 0; k < K; k += depth)
         for (long row = 0; row < M; row += STRIP_ROWS) {
             const float *left = a + row * a_row + k * a_k, *right = b + k * b_k;
-            long n = least(DEPTH, K - k), rows = least(STRIP_ROWS, M - row), step = 2 * TILE_ROWS;
+            long n = least(depth, K - k), rows = least(STRIP_ROWS, M - row), step = 2 * TILE_ROWS;
             long lie = a_k == 1 ? rows / step * step : 0;
             row_panels(left + lie * a_row, a_row, a_k, panels, rows - lie, M - row - lie, n);
             for (long i = 0; i < rows; i += step) {

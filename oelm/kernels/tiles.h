@@ -81,7 +81,8 @@ INLINE void transpose(const float *x, long x_row, float *y, long y_row) {
             v[i + 2 * (j - i) + 1] = SHUFFLE(octet_order, u[j], u[j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
         }
 #pragma GCC unroll 8
-    for (int i = 0; i < SQUARE / 2; i++) *(octet *)(y + i * y_row) = SHUFFLE(octet_order, v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    for (int i = 0; i < SQUARE / 2; i++)
+        *(octet *)(y + i * y_row) = SHUFFLE(octet_order, v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
 #pragma GCC unroll 8
     for (int i = 0; i < SQUARE / 2; i++)
         *(octet *)(y + (i + 4) * y_row) = SHUFFLE(octet_order, v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);

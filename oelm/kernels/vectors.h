@@ -10,7 +10,7 @@
 
 #ifdef __AVX512F__
 #include <immintrin.h>
-enum { LANES = 16 /* numbers in a vector */, PARTS = 1 /* of a vector are read and written as quickly */ };
+enum { LANES = 16 /* numbers in a vector */, PARTS = 1 /* whether a part of one is read as quickly */ };
 #else
 enum { LANES = 8, PARTS = 0 };
 #endif
@@ -28,14 +28,16 @@ INLINE vec every(float x) { return x - (vec){0}; }
 
 #ifdef __AVX512F__
 
-INLINE __mmask16 first(long n) { return n >= LANES ? 0xffff : n > 0 ? (1 << n) - 1 : 0; }
+INLINE __mmask16 mask(long n) { return n >= LANES ? 0xffff : n > 0 ? (1 << n) - 1 : 0; }
 /* The first n numbers of x, up to a vector of them. */
-INLINE vec load(const float *x, long n) { return (vec)_mm512_maskz_loadu_ps(first(n), x); }
-INLINE void store(vec v, float *y, long n) { _mm512_mask_storeu_ps(y, first(n), (__m512)v); }
+INLINE vec load(const float *x, long n) { return (vec)_mm512_maskz_loadu_ps(mask(n), x); }
+INLINE void store(vec v, float *y, long n) { _mm512_mask_storeu_ps(y, mask(n), (__m512)v); }
 /* a where it is larger than b, else b, and so also where either is no number. */
 INLINE vec larger(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b); }
 /* The first n of x, all or none of them perhaps, and `rest` for the others. */
-INLINE vec first_of(vec x, long n, float rest) { return (vec)_mm512_mask_mov_ps((__m512)every(rest), first(n), (__m512)x); }
+INLINE vec first_of(vec x, long n, float rest) {
+    return (vec)_mm512_mask_mov_ps((__m512)every(rest), mask(n), (__m512)x);
+}
 
 #define HALVES(x, DO) x = DO(x, SHUFFLE(order, x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7))
 #define IN_EIGHTS(a, b, c, d, e, f, g, h) a, b, c, d, e, f, g, h, 8 + a, 8 + b, 8 + c, 8 + d, 8 + e, 8 + f, 8 + g, 8 + h

@@ -36,10 +36,10 @@ def products_of_our_own():
         yield
 
 
-# Around what the kernel takes at a time: tiles of 6 × 16, strips of 96 rows and 512 columns, 256 deep; with
-# eight columns, tiles of 12 × 8.
+# Around what the kernel takes at a time: tiles of 6 × 16 or 8 × 32, with few columns of 12 × 8 or 16 × 16,
+# strips of 96 rows and 512 columns, 256 or 512 deep; and what it copies, instead of reading it where it lies.
 any_length = st.one_of(
-    st.integers(1, 40), st.integers(90, 100), st.sampled_from([255, 300, 511, 530])
+    st.integers(1, 40), st.integers(90, 100), st.sampled_from([255, 300, 511, 530, 1030])
 )
 
 
@@ -121,6 +121,21 @@ def test_a_row_of_a_product_depends_neither_on_the_threads_nor_on_the_rows_besid
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             assert torch.equal(functions.linear(x, w), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_product_whose_last_part_has_few_columns_does_not_depend_on_the_threads():
+    # With two threads the second has eight or sixteen columns, which are computed in another way.
+    before = torch.get_num_threads()
+    try:
+        for columns in (24, 48):
+            a, b, found = normal(20, 700, seed=0), normal(700, columns, seed=1), []
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                found.append(functions.product(a, b))
+            assert torch.equal(found[0], found[1])
+            assert torch.equal(found[0], found[2])
     finally:
         torch.set_num_threads(before)
 
