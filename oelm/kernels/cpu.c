@@ -310,9 +310,10 @@ void attention_backward(const float *q, const float *k, const float *v, const fl
             gather(head(k, stride[1], b, of_keys), stride[1][2], k_rows, T, T, E, wide);
             memset(dk_rows, 0, 2 * high * wide * sizeof(float));
             for (long first = 0; first < T; first += BLOCK) {
-                long rows = least(BLOCK, T - first), seen_by_all = causal ? first + rows : T;
-                gather(head(q, stride[0], b, h) + first * stride[0][2], stride[0][2], q_rows, rows, at_least(rows, TILE_ROWS), E, wide);
-                gather(head(dy, stride[4], b, h) + first * stride[4][2], stride[4][2], dy_rows, rows, at_least(rows, TILE_ROWS), E, wide);
+                long rows = least(BLOCK, T - first), in_tiles = at_least(rows, TILE_ROWS);
+                long seen_by_all = causal ? first + rows : T;
+                gather(head(q, stride[0], b, h) + first * stride[0][2], stride[0][2], q_rows, rows, in_tiles, E, wide);
+                gather(head(dy, stride[4], b, h) + first * stride[4][2], stride[4][2], dy_rows, rows, in_tiles, E, wide);
                 for (long i = 0; i < rows; i += TILE_ROWS) {
                     long seen = causal ? first + i + 1 : T, seen_by_last = causal ? least(first + i + TILE_ROWS, T) : T;
                     float *tile_weights = weights + i * all, *tile_dlogits = dlogits + i * all;
@@ -333,7 +334,7 @@ void attention_backward(const float *q, const float *k, const float *v, const fl
                         tile(tile_dlogits, all, 1, k_rows + e, wide, dq_rows + i * wide + e, wide, seen_by_last, NULL, 0);
                 }
                 for (long j = 0; j < seen_by_all; j += TILE_ROWS) {
-                    long skip = causal && j > first ? j - first : 0, n = at_least(rows, TILE_ROWS) - skip;
+                    long skip = causal && j > first ? j - first : 0, n = in_tiles - skip;
                     const float *q_seen = q_rows + skip * wide, *dy_seen = dy_rows + skip * wide;
                     for (long e = 0; e < E; e += TILE_COLUMNS) {
                         float *dk_tile = dk_rows + j * wide + e, *dv_tile = dv_rows + j * wide + e;

@@ -71,8 +71,11 @@ def library() -> ctypes.CDLL | None:
 
 @functools.cache
 def products_pay() -> bool:
-    """Whether blocks of our products beat torch's: on AMD's processors, where MKL is slower than it could be,
-    and with AVX-512, where both are as fast but ours need no call each."""
+    """Whether products are ours to compute.
+
+    On AMD's processors they beat torch's, since MKL is slower there than it could be. With AVX-512 they
+    are nearly as fast, and blocks that are made of them need one call instead of twenty.
+    """
     return library() is not None and any(x in processor() for x in ("AuthenticAMD", "avx512f"))
 
 
