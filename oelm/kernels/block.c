@@ -7,6 +7,7 @@
    `block.py` fills the structure; its fields are in the same order there. Each takes eight bytes. */
 
 #include "cpu.h"
+#include "tiles.h"
 
 #include <string.h>
 
@@ -16,7 +17,7 @@ typedef struct {
     const float *a, *b;    /* a low-rank update (x aᵀ) bᵀ, or NULL */
     float *y;              /* the result; NULL where the input itself will do */
     float *dw, *dbias, *da, *db; /* gradients; NULL where none is wanted, as everywhere below */
-    long rank, ahead;
+    long rank, ahead, packed;
 } projection;
 
 typedef struct { const float *w, *b; float *dw, *db; } norm;
@@ -26,13 +27,14 @@ typedef struct { const float *value; float *dvalue; } shift;
 
 typedef struct {
     long B, T, H, E, F, rms, causal, by_tanh, threads;
+    long add; /* whether gradients of weights are added to what is there */
     double eps;
     const float *cos, *sin; /* [T × E], by which q and k are turned, or NULL */
-    norm attention_norm, mlp_norm;
+    norm attention_norm, mlp_norm, final_norm; /* the last of them after the last block, if there is a `stream` */
     projection q, k, v, o, up, down;
     shift q_shift, k_shift;
     const float *x, *dy;
-    float *log_sum, *heads, *middle, *active, *few, *y, *dx;
+    float *log_sum, *heads, *middle, *active, *few, *stream, *y, *dx;
 } block;
 
 /* What an identity reads of x: all D channels, each once. */
@@ -73,7 +75,8 @@ static void join(const block *s, float *all, int apart) {
     for (int i = 0; i < 3; all += of[i++]->rank * D) {
         long size = of[i]->rank * D * sizeof(float);
         if (!apart && size) memcpy(all, of[i]->a, size);
-        if (apart && of[i]->da) memcpy(of[i]->da, all, size);
+        for (long j = 0; apart && of[i]->da && j < of[i]->rank * D; j++)
+            of[i]->da[j] = all[j] + (s->add ? of[i]->da[j] : 0);
     }
 }
 
@@ -83,32 +86,39 @@ static float *joined(const block *s) {
     return all;
 }
 
-static void transposed(const float *x, float *y, long rows, long columns) {
+static void transposed(const float *x, float *y, int add, long rows, long columns) {
     for (long r = 0; r < rows; r++)
-        for (long c = 0; c < columns; c++) y[c * rows + r] = x[r * columns + c];
+        for (long c = 0; c < columns; c++) y[c * rows + r] = x[r * columns + c] + (add ? y[c * rows + r] : 0);
+}
+
+/* y = x wᵀ + start */
+static void forwards(const projection *p, const float *x, float *y, const float *start, long start_row, long N,
+                     long out, long in, int threads) {
+    const long *strides = p->packed ? (long[]){0, 0} : (long[]){1, in};
+    product(x, (long[]){in, 1}, p->w, strides, y, out, start, start_row, N, out, in, threads);
 }
 
 /* y = x wᵀ + bias, or what an identity reads of x; to that, few bᵀ is added. */
 static void project(const projection *p, const float *x, const float *few, long few_row, long N, long D, int threads) {
     const float *base = p->y;
-    if (p->w) linear(x, p->w, p->bias, p->y, N, D, D, threads);
+    if (p->w) forwards(p, x, p->y, p->bias, 0, N, D, D, threads);
     else if (p->a && !p->order && !p->ahead) base = x;
     else read_channels(p, x, p->y, N, D, threads);
     if (p->a)
         product(few, (long[]){few_row, 1}, p->b, (long[]){1, p->rank}, p->y, D, base, D, N, D, p->rank, threads);
 }
 
-/* dx is added to what is there if `add`; it may be dy where its channels are the input's. */
-static void project_backward(const projection *p, const float *dy, const float *x, float *dx, int add,
-                             const float *few, float *dfew, long few_row, long N, long D, int threads) {
-    if (p->w) linear_backward(dy, x, p->w, dx, add, p->dw, p->dbias, N, D, D, threads);
-    else read_channels_backward(p, dy, dx, add, N, D, threads);
+/* dx is added to what is there if `add_dx`; it may be dy where its channels are the input's. */
+static void project_backward(const projection *p, const float *dy, const float *x, float *dx, int add_dx,
+                             const float *few, float *dfew, long few_row, int add, long N, long D, int threads) {
+    if (p->w) linear_backward(dy, x, p->w, dx, add_dx, p->dw, p->dbias, add, N, D, D, threads);
+    else read_channels_backward(p, dy, dx, add_dx, N, D, threads);
     if (!p->a) return;
     product(dy, (long[]){D, 1}, p->b, (long[]){p->rank, 1}, dfew, few_row, NULL, 0, N, p->rank, D, threads);
     if (p->db) {
         float *rows = room(p->rank * D); /* quicker than to compute the few columns of db */
         product(few, (long[]){1, few_row}, dy, (long[]){D, 1}, rows, D, NULL, 0, p->rank, D, N, threads);
-        transposed(rows, p->db, p->rank, D);
+        transposed(rows, p->db, add, p->rank, D);
         free(rows);
     }
 }
@@ -147,8 +157,8 @@ static void place_backward(const block *s, const shift *by, float *dx) {
 #pragma omp parallel for num_threads(s->threads)
         for (long t = 0; t < s->T; t++) {
             float *sum = by->dvalue + t * D;
-            memcpy(sum, dx + t * D, D * sizeof(float));
-            for (long b = 1; b < s->B; b++)
+            if (!s->add) memset(sum, 0, D * sizeof(float));
+            for (long b = 0; b < s->B; b++)
                 for (long d = 0; d < D; d++) sum[d] += dx[b * all + t * D + d];
         }
 }
@@ -168,10 +178,10 @@ static void multiply(float *x, const float *by, long n, int threads) {
 static void project_onto(const projection *p, const float *rest, const float *x, float *y, long N, long out, long in,
                          int threads) {
     if (p->bias) add_rows(rest, p->bias, y, N, out, threads);
-    product(x, (long[]){in, 1}, p->w, (long[]){1, in}, y, out, p->bias ? y : rest, out, N, out, in, threads);
+    forwards(p, x, y, p->bias ? y : rest, out, N, out, in, threads);
 }
 
-static void block_forward(const block *s) {
+static void piece_forward(const block *s) {
     long N = s->B * s->T, D = s->H * s->E, F = s->F, by_heads[3] = {s->T * D, s->E, D};
     /* Keys that are read where they lie begin some heads on, and so do their gradients. */
     long ahead = s->k.y ? 0 : s->k.ahead / s->E;
@@ -185,7 +195,7 @@ static void block_forward(const block *s) {
     if (few) {
         long R = ranks(s);
         float *a = joined(s), *columns = room(R * D); /* whose rows a product reads as they are */
-        transposed(a, columns, R, D);
+        transposed(a, columns, 0, R, D);
         product(normed, (long[]){D, 1}, columns, (long[]){R, 1}, few, R, NULL, 0, N, R, D, threads);
         free(a), free(columns);
     }
@@ -201,38 +211,54 @@ static void block_forward(const block *s) {
     project_onto(&s->o, s->x, s->heads, s->middle, N, D, D, threads);
 
     normalise(s->middle, s->mlp_norm.w, s->mlp_norm.b, s->eps, s->rms, normed, NULL, N, D, threads);
-    linear(normed, s->up.w, s->up.bias, s->up.y, N, F, D, threads);
+    forwards(&s->up, normed, s->up.y, s->up.bias, 0, N, F, D, threads);
     gelu(s->up.y, active, s->active ? s->up.y : NULL, N * F, s->by_tanh, threads);
-    project_onto(&s->down, s->middle, active, s->y, N, D, F, threads);
+    project_onto(&s->down, s->middle, active, s->stream ? s->stream : s->y, N, D, F, threads);
+    if (s->stream)
+        normalise(s->stream, s->final_norm.w, s->final_norm.b, s->eps, s->rms, s->y, NULL, N, D, threads);
     if (!s->active) free(active);
     free(normed);
 }
 
-/* dx may be dy. */
-static void block_backward(const block *s) {
-    long N = s->B * s->T, D = s->H * s->E, F = s->F, by_heads[3] = {s->T * D, s->E, D};
-    /* Keys that are read where they lie begin some heads on, and so do their gradients. */
-    long ahead = s->k.y ? 0 : s->k.ahead / s->E;
-    int threads = s->threads;
+/* dx may be dy, but not if there is a `stream`. */
+static void mlp_backward(const block *s) {
+    long N = s->B * s->T, D = s->H * s->E, F = s->F;
+    int threads = s->threads, add = s->add;
     float *normed = room(N * D), *moments = room(2 * N), *dnormed = room(N * D), *dx = s->dx;
-
     float *active = s->active ? s->active : room(N * F), *dwide = room(N * F);
-    linear_backward(s->dy, NULL, s->down.w, dwide, 0, NULL, NULL, N, D, F, threads);
+    const float *dy = s->dy;
+    if (s->stream) {
+        normalise(s->stream, s->final_norm.w, s->final_norm.b, s->eps, s->rms, normed, moments, N, D, threads);
+        memset(dx, 0, N * D * sizeof(float));
+        normalise_backward(dy, s->stream, moments, s->final_norm.w, s->rms, dx, s->final_norm.dw, s->final_norm.db, add,
+                           N, D, threads);
+        dy = dx;
+    }
+    linear_backward(dy, NULL, s->down.w, dwide, 0, NULL, NULL, 0, N, D, F, threads);
     if (s->active) multiply(dwide, s->up.y, N * F, threads);
     else gelu_backward(s->up.y, dwide, dwide, active, N * F, s->by_tanh, threads);
-    linear_backward(s->dy, active, NULL, NULL, 0, s->down.dw, s->down.dbias, N, D, F, threads);
+    linear_backward(dy, active, NULL, NULL, 0, s->down.dw, s->down.dbias, add, N, D, F, threads);
     if (!s->active) free(active);
     normalise(s->middle, s->mlp_norm.w, s->mlp_norm.b, s->eps, s->rms, normed, moments, N, D, threads);
-    linear_backward(dwide, normed, s->up.w, dnormed, 0, s->up.dw, s->up.dbias, N, F, D, threads);
+    linear_backward(dwide, normed, s->up.w, dnormed, 0, s->up.dw, s->up.dbias, add, N, F, D, threads);
     free(dwide);
-    if (dx != s->dy) memcpy(dx, s->dy, N * D * sizeof(float));
-    normalise_backward(dnormed, s->middle, moments, s->mlp_norm.w, s->rms, dx, s->mlp_norm.dw, s->mlp_norm.db, N, D,
-                       threads);
+    if (dx != dy) memcpy(dx, dy, N * D * sizeof(float));
+    normalise_backward(dnormed, s->middle, moments, s->mlp_norm.w, s->rms, dx, s->mlp_norm.dw, s->mlp_norm.db, add, N,
+                       D, threads);
+    free(normed), free(moments), free(dnormed);
+}
 
+/* dx is that of the stream between the halves, and becomes that of x. */
+static void heads_backward(const block *s) {
+    long N = s->B * s->T, D = s->H * s->E, by_heads[3] = {s->T * D, s->E, D};
+    /* Keys that are read where they lie begin some heads on, and so do their gradients. */
+    long ahead = s->k.y ? 0 : s->k.ahead / s->E;
+    int threads = s->threads, add = s->add;
+    float *normed = room(N * D), *moments = room(2 * N), *dnormed = room(N * D), *dx = s->dx;
     float *dheads = dnormed, *dqkv[3];
     const projection *of[] = {&s->q, &s->k, &s->v};
     const float *qkv[3];
-    linear_backward(dx, s->heads, s->o.w, dheads, 0, s->o.dw, s->o.dbias, N, D, D, threads);
+    linear_backward(dx, s->heads, s->o.w, dheads, 0, s->o.dw, s->o.dbias, add, N, D, D, threads);
     normalise(s->x, s->attention_norm.w, s->attention_norm.b, s->eps, s->rms, normed, moments, N, D, threads);
     for (int i = 0; i < 3; i++) qkv[i] = of[i]->y ? of[i]->y : normed, dqkv[i] = room(N * D);
     long strides[8][3];
@@ -246,7 +272,8 @@ static void block_backward(const block *s) {
     for (int i = 0; i < 3; few += of[i]->rank, dfew_here += of[i++]->rank) {
         if (i < 2) place_backward(s, i ? &s->k_shift : &s->q_shift, dqkv[i]);
         projection in_place = {0};
-        project_backward(of[i]->y ? of[i] : &in_place, dqkv[i], normed, dnormed, i > 0, few, dfew_here, R, N, D, threads);
+        project_backward(of[i]->y ? of[i] : &in_place, dqkv[i], normed, dnormed, i > 0, few, dfew_here, R, add, N, D,
+                         threads);
         if (dqkv[i] != dnormed) free(dqkv[i]);
     }
     if (s->few) {
@@ -258,7 +285,7 @@ static void block_backward(const block *s) {
     }
     free(dfew);
     normalise_backward(dnormed, s->x, moments, s->attention_norm.w, s->rms, dx, s->attention_norm.dw,
-                       s->attention_norm.db, N, D, threads);
+                       s->attention_norm.db, add, N, D, threads);
     free(normed), free(moments), free(dnormed);
 }
 
@@ -270,7 +297,7 @@ static block share(const block *whole, long lane, long lanes, long size) {
     s.B /= lanes, s.threads = s.threads > lanes ? s.threads / lanes : 1;
     long N = s.B * s.T, D = s.H * s.E;
 #define MOVE(pointer, by) if (pointer) pointer += lane * (by)
-    float **rows[] = {&s.heads, &s.middle, &s.y, &s.dx, &s.q.y, &s.k.y, &s.v.y};
+    float **rows[] = {&s.heads, &s.middle, &s.stream, &s.y, &s.dx, &s.q.y, &s.k.y, &s.v.y};
     for (unsigned i = 0; i < sizeof rows / sizeof *rows; i++) MOVE(*rows[i], N * D);
     MOVE(s.x, N * D);
     MOVE(s.dy, N * D);
@@ -285,11 +312,52 @@ static block share(const block *whole, long lane, long lanes, long size) {
         MOVE(of[i]->da, size);
         MOVE(of[i]->db, size);
     }
-    float **others[] = {&s.attention_norm.dw, &s.attention_norm.db, &s.mlp_norm.dw, &s.mlp_norm.db, &s.q_shift.dvalue,
-                        &s.k_shift.dvalue};
+    float **others[] = {&s.attention_norm.dw, &s.attention_norm.db, &s.mlp_norm.dw,    &s.mlp_norm.db,
+                        &s.final_norm.dw,     &s.final_norm.db,     &s.q_shift.dvalue, &s.k_shift.dvalue};
     for (unsigned i = 0; i < sizeof others / sizeof *others; i++) MOVE(*others[i], size);
 #undef MOVE
     return s;
+}
+
+/* Whether all its matrices leave room in L2 for one sequence, so that what is computed of it stays there. */
+static int by_sequences(const block *s) {
+    long D = s->H * s->E, F = s->F;
+    return LARGE_L2 && s->threads == 1 && D <= DEPTH && F <= DEPTH && 4 * D * D + 2 * D * F <= 1 << 18;
+}
+
+static void block_forward(const block *s) {
+    long D = s->H * s->E, F = s->F;
+    if (!by_sequences(s)) {
+        piece_forward(s);
+        return;
+    }
+    block whole = *s;
+    projection *of[] = {&whole.q, &whole.k, &whole.v, &whole.o, &whole.up, &whole.down};
+    float *panels = room(4 * at_least(D, TILE_COLUMNS) * D + 2 * at_least(D, TILE_COLUMNS) * at_least(F, TILE_COLUMNS));
+    float *here = panels;
+    for (int i = 0; i < 6; i++) {
+        long out = i == 4 ? F : D, in = i == 5 ? F : D;
+        if (!of[i]->w) continue;
+        column_panels(of[i]->w, 1, in, here, out, in);
+        of[i]->w = here, of[i]->packed = 1;
+        here += at_least(out, TILE_COLUMNS) * in;
+    }
+    for (long b = 0; b < s->B; b++) {
+        block one = share(&whole, b, s->B, 0);
+        piece_forward(&one);
+    }
+    free(panels);
+}
+
+static void block_backward(const block *s) {
+    long pieces = by_sequences(s) ? s->B : 1;
+    for (int half = 0; half < 2; half++)
+        for (long b = 0; b < pieces; b++) {
+            block one = share(s, b, pieces, 0);
+            one.add = b > 0;
+            if (half) heads_backward(&one);
+            else mlp_backward(&one);
+        }
 }
 
 /* One lane is no parallel region, in which its operations could have no threads of their own. */

@@ -18,8 +18,8 @@ FEW = 2**27
 """Bytes of hidden layers and gradients that all blocks may hold until backward is through them."""
 
 # The structure `block` of block.c, field by field; each takes eight bytes, so that it is an array to fill.
-_SIZES = ("B", "T", "H", "E", "F", "rms", "causal", "by_tanh", "threads")
-_PROJECTION = ("w", "bias", "order", "a", "b", "y", "dw", "dbias", "da", "db", "rank", "ahead")
+_SIZES = ("B", "T", "H", "E", "F", "rms", "causal", "by_tanh", "threads", "add")
+_PROJECTION = ("w", "bias", "order", "a", "b", "y", "dw", "dbias", "da", "db", "rank", "ahead", "packed")
 _FIELDS = (
     *_SIZES,
     "eps",
@@ -27,12 +27,12 @@ _FIELDS = (
     "sin",
     *(
         f"{norm}.{field}"
-        for norm in ("attention_norm", "mlp_norm")
+        for norm in ("attention_norm", "mlp_norm", "final_norm")
         for field in ("w", "bias", "dw", "dbias")
     ),
     *(f"{part}.{field}" for part in ("q", "k", "v", "o", "up", "down") for field in _PROJECTION),
     *(f"{shift}.{field}" for shift in ("q_shift", "k_shift") for field in ("value", "dvalue")),
-    *("x", "dy", "log_sum", "heads", "middle", "active", "few", "y", "dx"),
+    *("x", "dy", "log_sum", "heads", "middle", "active", "few", "stream", "y", "dx"),
 )
 _PLACE = {name: i for i, name in enumerate(_FIELDS)}
 _GRADIENT = {name: ".d".join(name.split(".")) for name in _FIELDS if "." in name}
@@ -66,10 +66,13 @@ def applies(x_BTD: Tensor, weight: Tensor | None, shape: Shape) -> bool:
 
 
 class Part(NamedTuple):
-    """One of several blocks: what it is, and its weights by their names in the C structure, such as `q.w`."""
+    """One of several blocks: what it is, and its weights by their names in the C structure, such as `q.w`.
+
+    Those of a norm after the last block, if that is wanted, are among its own.
+    """
 
     shape: Shape
-    weights: Mapping[str, Tensor]
+    weights: dict[str, Tensor]
 
 
 def blocks(
@@ -151,6 +154,8 @@ def _kept(
     kept = {"x": x, "heads": torch.empty_like(x), "middle": torch.empty_like(x)}
     kept["log_sum"] = x.new_empty(B, shape.n_heads, T)
     kept["up.y"] = wide = x.new_empty(B, T, shape.d_ff)
+    if "final_norm.w" in weights:
+        kept["stream"] = torch.empty_like(x)
     if wide.nbytes <= lanes * SMALL:
         kept["active"] = torch.empty_like(wide)
     if ranks := sum(len(weights[name]) for name in ("q.a", "k.a", "v.a") if name in weights):
@@ -176,7 +181,7 @@ def _described(
     (B, T, D), H = x.shape, shape.n_heads
     found = _Structure(
         B, T, H, D // H, shape.d_ff, shape.rms, shape.causal, shape.by_tanh,
-        torch.get_num_threads(), shape.eps_bits,
+        torch.get_num_threads(), False, shape.eps_bits,
     )  # fmt: skip
     for part, ahead in zip("qkv", shape.ahead, strict=True):
         found[_PLACE[f"{part}.ahead"]] = ahead

@@ -53,14 +53,15 @@ static void product_of_one(const float *a, long a_row, long a_k, const float *b,
     /* Rows that are short, or used for few columns, are read where they lie, and where L2 is large all rows and
        small matrices. */
     int a_lies = a_k == 1 ? LARGE_L2 || N < STRIP_COLUMNS || K <= DEPTH : M * K <= SMALL;
-    int b_lies = b_column == 1 && N % TILE_COLUMNS == 0 && N * K <= SMALL / 2;
+    int b_lies = b_column == 1 && N % TILE_COLUMNS == 0 && N * K <= SMALL / 2, in_panels = !b_k;
     long right_k = b_lies ? b_k : TILE_COLUMNS;
     long depth = depth_of_pass(K);
     for (long k = 0; k < K; k += depth)
         for (long column = 0; column < N; column += STRIP_COLUMNS) {
             long n = least(depth, K - k), columns = least(STRIP_COLUMNS, N - column);
-            const float *b_here = b + k * b_k + column * b_column;
-            if (!b_lies) column_panels(b_here, b_k, b_column, panels_of_b, columns, n);
+            const float *b_here = b + k * b_k + column * (in_panels ? K : b_column);
+            const float *panels = in_panels ? b_here : panels_of_b;
+            if (!b_lies && !in_panels) column_panels(b_here, b_k, b_column, panels_of_b, columns, n);
             /* Along a row of tiles, c is written on and on, but all of b is read for each: if it is small enough. */
             int along = columns * n <= DEPTH * STRIP_COLUMNS / 2;
             for (long row = 0; row < M; row += STRIP_ROWS) {
@@ -72,7 +73,7 @@ static void product_of_one(const float *a, long a_row, long a_k, const float *b,
                     for (long inner = 0; inner < (along ? wide : tall); inner++) {
                         long i = (along ? outer : inner) * TILE_ROWS, j = (along ? inner : outer) * TILE_COLUMNS;
                         const float *panel = panels_of_a + (i - lie) / TILE_ROWS * PANEL;
-                        const float *right = b_lies ? b_here + j : panels_of_b + j * n;
+                        const float *right = b_lies ? b_here + j : panels + j * n;
                         float *to = c + (row + i) * c_row + column + j;
                         const float *from = k ? to : start ? start + (row + i) * start_row + column + j : NULL;
                         long from_row = k ? c_row : start_row;
@@ -128,7 +129,7 @@ void product(const float *a, const long *a_stride, const float *b, const long *b
 #pragma omp parallel for num_threads(threads)
     for (long first = 0; first < length; first += part) {
         long size = least(part, length - first), row = by_rows ? first : 0, column = by_rows ? 0 : first;
-        const float *left = a + row * a_stride[0], *right = b + column * b_stride[1];
+        const float *left = a + row * a_stride[0], *right = b + column * (b_stride[0] ? b_stride[1] : K);
         const float *from = start ? start + row * start_row + column : NULL;
         float *to = c + row * c_row + column;
         long rows = by_rows ? size : M, columns = by_rows ? N : size;
@@ -146,12 +147,15 @@ void linear(const float *x, const float *w, const float *bias, float *y, long N,
     product(x, (long[]){in, 1}, w, (long[]){1, in}, y, out, bias, 0, N, out, in, threads);
 }
 
-/* The sums of the columns of d [rows × n]; of d · x̂ if there is an x, brought to x̂ by its `moments`. */
-void column_sums(const float *d, const float *x, const float *moments, float *sums, long rows, long n, int threads) {
+/* The sums of the columns of d [rows × n]; of d · x̂ if there is an x, brought to x̂ by its `moments`. They are added
+   to what is there if `add`. */
+void column_sums(const float *d, const float *x, const float *moments, float *sums, int add, long rows, long n,
+                 int threads) {
 #pragma omp parallel for num_threads(threads)
     for (long first = 0; first < n; first += SUMS) {
         long width = least(SUMS, n - first);
         float total[SUMS] = {0};
+        if (add) memcpy(total, sums + first, width * sizeof(float));
         for (long from = 0; from < rows; from += BLOCK) { /* sums of sums lose less */
             float some[SUMS] = {0};
             for (long r = from; r < least(rows, from + BLOCK); r++) {
@@ -168,12 +172,12 @@ void column_sums(const float *d, const float *x, const float *moments, float *su
     }
 }
 
-/* The gradients that are wanted, from that of y; dx is added to what is there if `add`. */
-void linear_backward(const float *dy, const float *x, const float *w, float *dx, int add, float *dw, float *dbias,
-                     long N, long out, long in, int threads) {
-    if (dx) product(dy, (long[]){out, 1}, w, (long[]){in, 1}, dx, in, add ? dx : NULL, in, N, in, out, threads);
-    if (dw) product(dy, (long[]){1, out}, x, (long[]){in, 1}, dw, in, NULL, 0, out, in, N, threads);
-    if (dbias) column_sums(dy, NULL, NULL, dbias, N, out, threads);
+/* The gradients that are wanted, from that of y; dx is added to what is there if `add_dx`, the others if `add`. */
+void linear_backward(const float *dy, const float *x, const float *w, float *dx, int add_dx, float *dw, float *dbias,
+                     int add, long N, long out, long in, int threads) {
+    if (dx) product(dy, (long[]){out, 1}, w, (long[]){in, 1}, dx, in, add_dx ? dx : NULL, in, N, in, out, threads);
+    if (dw) product(dy, (long[]){1, out}, x, (long[]){in, 1}, dw, in, add ? dw : NULL, in, out, in, N, threads);
+    if (dbias) column_sums(dy, NULL, NULL, dbias, add, N, out, threads);
 }
 
 /* ---- attention ----------------------------------------------------------------------------------- */
@@ -402,9 +406,9 @@ void normalise(const float *x, const float *w, const float *b, float eps, int rm
     for (long r = 0; r < rows; r++) normalise_row(x + r * n, w, b, eps, rms, y + r * n, moments ? moments + 2 * r : NULL, n);
 }
 
-/* dx, added to what is there, from the gradient of y and the moments; dw and db if they are wanted. */
+/* dx, added to what is there, from the gradient of y and the moments; dw and db if they are wanted, added if `add`. */
 void normalise_backward(const float *dy, const float *x, const float *moments, const float *w, int rms, float *dx,
-                        float *dw, float *db, long rows, long n, int threads) {
+                        float *dw, float *db, int add, long rows, long n, int threads) {
 #pragma omp parallel for num_threads(threads)
     for (long r = 0; r < rows; r++) {
         const float *xr = x + r * n, *dr = dy + r * n;
@@ -420,8 +424,8 @@ void normalise_backward(const float *dy, const float *x, const float *moments, c
             store(load(to + k, n - k) + shrink * (d - across - x_k * along), to + k, n - k);
         }
     }
-    if (dw) column_sums(dy, x, moments, dw, rows, n, threads);
-    if (db) column_sums(dy, NULL, NULL, db, rows, n, threads);
+    if (dw) column_sums(dy, x, moments, dw, add, rows, n, threads);
+    if (db) column_sums(dy, NULL, NULL, db, add, rows, n, threads);
 }
 
 /* ---- the loss ------------------------------------------------------------------------------------ */

@@ -14,9 +14,10 @@ INLINE float *room(long n) { return aligned_alloc(64, at_least(n * sizeof(float)
 enum { PIECE = 4096 /* numbers that a thread takes at a time */ };
 
 void linear(const float *x, const float *w, const float *bias, float *y, long N, long out, long in, int threads);
-void linear_backward(const float *dy, const float *x, const float *w, float *dx, int add, float *dw, float *dbias,
-                     long N, long out, long in, int threads);
-void column_sums(const float *d, const float *x, const float *moments, float *sums, long rows, long n, int threads);
+void linear_backward(const float *dy, const float *x, const float *w, float *dx, int add_dx, float *dw, float *dbias,
+                     int add, long N, long out, long in, int threads);
+void column_sums(const float *d, const float *x, const float *moments, float *sums, int add, long rows, long n,
+                 int threads);
 void product(const float *a, const long *a_stride, const float *b, const long *b_stride, float *c, long c_row,
              const float *start, long start_row, long M, long N, long K, int threads);
 void attention(const float *q, const float *k, const float *v, float *y, float *lse, long B, long H, long T,
@@ -29,4 +30,4 @@ void gelu_backward(const float *x, const float *dy, float *dx, float *y, long n,
 void normalise(const float *x, const float *w, const float *b, float eps, int rms, float *y, float *moments,
                long rows, long n, int threads);
 void normalise_backward(const float *dy, const float *x, const float *moments, const float *w, int rms, float *dx,
-                        float *dw, float *db, long rows, long n, int threads);
+                        float *dw, float *db, int add, long rows, long n, int threads);

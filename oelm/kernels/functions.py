@@ -84,8 +84,8 @@ class _Linear(torch.autograd.Function):
             )
         )
         kernels().linear_backward(
-            *pointers(dy, x, weight, dx), False, *pointers(dweight, dbias), x.numel() // inputs, outputs,
-            inputs, torch.get_num_threads(),
+            *pointers(dy, x, weight, dx), False, *pointers(dweight, dbias), False, x.numel() // inputs,
+            outputs, inputs, torch.get_num_threads(),
         )  # fmt: skip
         return dx, dweight, dbias
 
@@ -250,16 +250,17 @@ def adamw_(
     squares: Sequence[Tensor],
     steps: Sequence[Tensor],
     *,
+    shrink: float,
     lr: float,
     betas: tuple[float, float],
     eps: float,
     weight_decay: float,
 ) -> None:
-    """A step of AdamW, each tensor's number of steps included, of what is `plain`."""
+    """A step of AdamW with `shrink` times the gradients, each tensor's number of steps included, of what is `plain`."""
     lists = (tensors, grads, means, squares, steps)
     kernels().adamw(
-        *(array(pointers(*x)) for x in lists), _sizes(tensors), len(tensors), lr, *betas, eps,
-        weight_decay, torch.get_num_threads(),
+        *(array(pointers(*x)) for x in lists), _sizes(tensors), len(tensors), shrink, lr, *betas,
+        eps, weight_decay, torch.get_num_threads(),
     )  # fmt: skip
     torch.autograd.graph.increment_version(tensors)  # else a graph would not know that they changed
 

@@ -13,7 +13,6 @@
 enum {
     CHUNK = LARGE_L2 ? 48 : 12, /* rows that go from logits to dh together; so many logits stay in L2 */
     SUMMED = 192, /* rows that are summed in registers */
-    CLASSES = 48, /* that a thread takes at a time */
     COPIED = 64, /* columns that it copies at a time */
     LARGEST_GROUP = 1 << 23, /* logits */
 };
@@ -41,21 +40,18 @@ static void by_panels(const float *a, long a_row, const float *panels, float *c,
             }
 }
 
-/* dw[classes × D] = pᵀ h, or added to it; what is at p is read where it lies. */
-static void dw_of_classes(const float *p, long p_row, const float *h_panels, float *dw, int add, long rows,
-                          long classes, long D) {
+/* The columns from p on of hᵀ p [D × V], added to what is there if `add`; both are read where they lie. Of h as many
+   rows are summed in registers as leave what is read of p in L1. */
+static void dw_of_classes(const float *h, long h_row, const float *p, long p_row, float *dw, long dw_row, int add,
+                          long rows, long D) {
     for (long k = 0; k < rows; k += SUMMED)
-        for (long i = 0; i < classes; i += TILE_ROWS)
-            for (long j = 0; j < D; j += TILE_COLUMNS) {
-                const float *left = p + k * p_row + i, *right = h_panels + j * rows + k * TILE_COLUMNS;
-                float *to = dw + i * D + j, *start = add || k ? to : NULL;
-                long n = least(SUMMED, rows - k), there = least(TILE_ROWS, classes - i);
-                long across = least(TILE_COLUMNS, D - j);
-                if (there < TILE_ROWS || across < TILE_COLUMNS)
-                    edge_tile(left, 1, p_row, right, TILE_COLUMNS, to, D, n, start, D, there, across);
-                else
-                    tile(left, 1, p_row, right, TILE_COLUMNS, to, D, n, start, D);
-            }
+        for (long i = 0; i < D; i += TILE_ROWS) {
+            float *to = dw + i * dw_row;
+            for (long r = k + least(SUMMED, rows - k) * i / D; r < k + least(SUMMED, rows - k) * (i + TILE_ROWS) / D; r++)
+                __builtin_prefetch(p + TILE_COLUMNS + r * p_row, 0, 2), __builtin_prefetch(p + TILE_COLUMNS + LANES + r * p_row, 0, 2);
+            tile(h + k * h_row + i, 1, h_row, p + k * p_row, p_row, to, dw_row, least(SUMMED, rows - k),
+                 add || k ? to : NULL, dw_row);
+        }
 }
 
 /* Each row's cross-entropy `loss` with the logits h wᵀ, and the gradients of their sum, in which each has its
@@ -69,7 +65,8 @@ int head_loss(const float *h, const float *w, const int64_t *target, const float
     long group = least(SUMMED * threads, at_least(LARGEST_GROUP / V, SUMMED));
     group = least(group, at_least(N, CHUNK));
     float *w_by_classes = room(D * V_wide), *w_by_channels = dh ? room(V * D_wide) : NULL;
-    float *p = room(group * p_row), *h_panels = room(group * D_wide);
+    float *p = room(group * p_row), *h_shrunk = room(group * D_wide + TILE_ROWS);
+    float *dw_columns = dw ? room(at_least(D, TILE_ROWS) * V_wide) : NULL;
 #pragma omp parallel num_threads(threads)
     {
         float *h_rows = room(2 * CHUNK * D_wide), *dh_rows = h_rows + CHUNK * D_wide, shrink[CHUNK];
@@ -96,20 +93,28 @@ int head_loss(const float *h, const float *w, const int64_t *target, const float
                 if (dh) by_panels(x, p_row, w_by_channels, dh_rows, D_wide, here, D_wide, V);
                 for (long r = 0; r < here; r++)
                     for (long k = 0; k < D_wide; k += LANES) {
-                        long panel = k / TILE_COLUMNS * TILE_COLUMNS, at = r * D_wide + k;
-                        float *in_panel = h_panels + panel * rows + (from + r) * TILE_COLUMNS + k - panel;
-                        *(vec *)in_panel = *(vec *)(h_rows + at) * shrink[r];
+                        long at = r * D_wide + k;
+                        *(vec *)(h_shrunk + from * D_wide + at) = *(vec *)(h_rows + at) * shrink[r];
                         if (dh && k < D)
                             store(*(vec *)(dh_rows + at) * shrink[r], dh + (first + from + r) * D + k, D - k);
                     }
             }
             if (!dw) continue;
-#pragma omp for schedule(dynamic)
-            for (long c = 0; c < V; c += CLASSES)
-                dw_of_classes(p + c, p_row, h_panels, dw + c * D, first > 0, rows, least(CLASSES, V - c), D);
+#pragma omp for
+            for (long c = 0; c < V; c += TILE_COLUMNS)
+                dw_of_classes(h_shrunk, D_wide, p + c, p_row, dw_columns + c, V_wide, first > 0, rows, D);
         }
+        if (dw)
+#pragma omp for
+            for (long c = 0; c < V; c += SQUARE)
+                for (long k = 0; k < D; k += SQUARE)
+                    if (c + SQUARE <= V && k + SQUARE <= D)
+                        transpose(dw_columns + k * V_wide + c, V_wide, dw + c * D + k, D);
+                    else
+                        for (long i = c; i < least(c + SQUARE, V); i++)
+                            for (long n = k; n < least(k + SQUARE, D); n++) dw[i * D + n] = dw_columns[n * V_wide + i];
         free(h_rows);
     }
-    free(w_by_classes), free(w_by_channels), free(p), free(h_panels);
+    free(w_by_classes), free(w_by_channels), free(p), free(h_shrunk), free(dw_columns);
     return 0;
 }

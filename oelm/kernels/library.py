@@ -42,13 +42,13 @@ _SIGNATURES = {
     "head_loss": [_pointer] * 7 + [_long] * 3 + [_int],
     "product": [_pointer] * 5 + [_long, _pointer] + [_long] * 4 + [_int],
     "linear": [_pointer] * 4 + [_long] * 3 + [_int],
-    "linear_backward": [_pointer] * 4 + [_int] + [_pointer] * 2 + [_long] * 3 + [_int],
+    "linear_backward": [_pointer] * 4 + [_int] + [_pointer] * 2 + [_int] + [_long] * 3 + [_int],
     "few_rows": [_pointer] * 3 + [_long] * 3 + [_int],
     "blocks_forward": [_pointer, _long, _long],
     "blocks_backward": [_pointer, _long, _long, _pointer, _long],
     "next_logits": [_pointer],
     "sum_of_squares": [_pointer, _pointer, _long, _int],
-    "adamw": [_pointer] * 6 + [_long] + [_double] * 5 + [_int],
+    "adamw": [_pointer] * 6 + [_long] + [_double] * 6 + [_int],
 }  # fmt: skip
 
 

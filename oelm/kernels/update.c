@@ -25,22 +25,24 @@ double sum_of_squares(const float *const *x, const long *sizes, long tensors, in
     return sum;
 }
 
-/* A step of AdamW. Each tensor has its own number of steps, from which its averages are known to be young. */
+/* A step of AdamW with `shrink` times the gradients. Each tensor has its own number of steps, from which its averages
+   are known to be young. */
 void adamw(float *const *x, const float *const *dx, float *const *mean, float *const *square, float *const *step,
-           const long *sizes, long tensors, double lr, double beta1, double beta2, double eps, double decay,
-           int threads) {
+           const long *sizes, long tensors, double shrink, double lr, double beta1, double beta2, double eps,
+           double decay, int threads) {
     for (long t = 0; t < tensors; t++) *step[t] += 1;
 #pragma omp parallel num_threads(threads)
     for (long t = 0; t < tensors; t++) {
-        float forget1 = 1 - beta1, forget2 = 1 - beta2, keep = 1 - lr * decay, small = eps;
+        float forget1 = 1 - beta1, forget2 = 1 - beta2, keep = 1 - lr * decay, small = eps, by = shrink;
         float rate = lr / (1 - pow(beta1, *step[t])), grow = 1 / sqrt(1 - pow(beta2, *step[t]));
 #pragma omp for nowait
         for (long first = 0; first < sizes[t]; first += PIECE) {
             float *restrict xt = x[t] + first, *restrict m = mean[t] + first, *restrict v = square[t] + first;
             const float *restrict d = dx[t] + first;
             for (long i = 0; i < least(PIECE, sizes[t] - first); i++) {
-                m[i] += forget1 * (d[i] - m[i]);
-                v[i] += forget2 * (d[i] * d[i] - v[i]);
+                float di = by * d[i];
+                m[i] += forget1 * (di - m[i]);
+                v[i] += forget2 * (di * di - v[i]);
                 xt[i] = keep * xt[i] - rate * m[i] / (sqrtf(v[i]) * grow + small);
             }
         }

@@ -76,19 +76,15 @@ INLINE vec first_of(vec x, long n, float rest) {
 
 #endif
 
-/* 2^k · exp(f) with |f| ≤ ln 2 / 2, to about 1e-7 of the value; below -87 it stays at exp(-87), and x must not be
-   above 88. */
+/* 2^k · exp(f) with |f| ≤ ln 2 / 2, to about 1e-7 of the value, far below 0 to 3e-7; below -87 it stays at exp(-87),
+   and x must not be above 88. */
 INLINE vec exponential(vec x) {
     x = larger(every(-87.0f), x);
-    const float one_and_a_half = 12582912.0f; /* · 2^23: the last bit of a sum with it is worth 1 */
-    order k = (order)(x * 1.44269504f + one_and_a_half) - (order)every(one_and_a_half);
-    vec whole = __builtin_convertvector(k, vec);
-    vec f = x - whole * 0.693145752f - whole * 1.42860677e-6f; /* ln 2 in two parts */
-    vec f2 = f * f, p = 1.39819994e-3f + 1.98756912e-4f * f; /* by pairs: one term after the other takes longer */
-    p = p * f2 + (4.16657962e-2f + 8.33345205e-3f * f);
-    p = p * f2 + (0.5f + 1.66666656e-1f * f);
-    p = p * f2 + (1 + f);
-    return p * bits((k + 127) << 23);
+    const float large = 12583039.0f; /* 3 · 2^22 + 127: the last bits of a sum with it are k + 127, an exponent */
+    vec sum = x * 1.44269504f + large, f = x - (sum - large) * 0.693147181f;
+    vec f2 = f * f, p = 0.0416683908f + 0.00836874521f * f + 0.00138145401f * f2; /* by pairs: in a row takes longer */
+    p = p * f2 + (0.499999934f + 0.166665204f * f);
+    return (p * f2 + (1 + f)) * bits((order)sum << 23);
 }
 
 /* In every lane, the sum or the largest of all. */

@@ -124,21 +124,13 @@ class Block(nn.Module):
             and all(part is None for part in (a.q_norm, a.temperature, a.relative_bias))
         )
 
-    def _unobserved(self) -> bool:
-        """Whether nothing must happen on the way: no dropout, and nobody who changed or listens to a part."""
-        if self.training and self.dropout:
-            return False
-        for m in self.modules():
-            if type(m) not in KNOWN_PARTS or m._forward_hooks or m._forward_pre_hooks:
-                return False
-            if m._backward_hooks or m._backward_pre_hooks:
-                return False
-        return True
-
     def in_one_call(self, x: Tensor) -> bool:
         """Whether x can go through by the kernel of whole blocks."""
         return (
-            self.simple and in_one.applies(x, self.mlp.up.weight, self.shape) and self._unobserved()
+            self.simple
+            and not (self.training and self.dropout)
+            and in_one.applies(x, self.mlp.up.weight, self.shape)
+            and unobserved(self)
         )
 
     def part(self, T: int, rotation: tuple[Tensor, Tensor] | None) -> in_one.Part:
@@ -175,6 +167,17 @@ KERNEL_NAMES = {
 }
 
 KNOWN_PARTS = {Block, Attention, MLP, Projection, nn.LayerNorm, nn.RMSNorm}
+
+
+def unobserved(part: nn.Module) -> bool:
+    """Whether nobody changed it or anything in it, or listens to that."""
+    for m in part.modules():
+        if type(m) not in KNOWN_PARTS or m._forward_hooks or m._forward_pre_hooks:
+            return False
+        if m._backward_hooks or m._backward_pre_hooks:
+            return False
+    return True
+
 
 NORM_EPS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
 
@@ -286,7 +289,10 @@ class Transformer(nn.Module):
             if together:
                 parts = [block.part(T, rotation) for block in self.blocks]  # type: ignore[operator]
                 rope = self.config.positions == "rope"
-                x = in_one.blocks(x, parts, rotation if rope else None, lanes)
+                for name, tensor in zip(("w", "bias"), norm_tensors(self.final_norm), strict=True):
+                    if tensor is not None:
+                        parts[-1].weights[f"final_norm.{name}"] = tensor
+                return in_one.blocks(x, parts, rotation if rope else None, lanes)
             else:
                 for i, block in enumerate(self.blocks):
                     at = at_B if i == len(self.blocks) - 1 else None
@@ -304,7 +310,7 @@ class Transformer(nn.Module):
         return self.lanes(trunk, x)
 
     def _together(self, x: Tensor) -> bool:
-        """Whether x can go through all blocks in one call of their kernel, and they are small enough.
+        """Whether x can go through all blocks and the norm in one call of a kernel, and they are small enough.
 
         Without gradients they go one by one, since then each lets go of its memory at once.
         """
@@ -313,7 +319,9 @@ class Transformer(nn.Module):
         held = 4 * c.n_layers * (rows * c.d_ff + 2 * weights)
         if held > in_one.FEW or not torch.is_grad_enabled() or self.activation_checkpointing:
             return False
-        return all(isinstance(block, Block) and block.in_one_call(x) for block in self.blocks)
+        return unobserved(self.final_norm) and all(
+            isinstance(block, Block) and block.in_one_call(x) for block in self.blocks
+        )
 
 
 def _embedding(rows: int, width: int) -> nn.Embedding:

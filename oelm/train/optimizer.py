@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -42,17 +41,35 @@ def _undecorated(name: str) -> Any:
 class AdamW(torch.optim.AdamW):
     """torch's, without the decorators that import its compiler: 70 MiB and a second of every run.
 
-    Where our kernels can, they take the step.
+    Where our kernels can, they take the step, and clip gradients while they read them.
     """
+
+    shrink = 1.0
 
     add_param_group = _undecorated("add_param_group")
     zero_grad = _undecorated("zero_grad")
     _step_by_torch = _undecorated("step")
 
+    def clip(self, largest: float) -> Tensor:
+        """Have the next step take the gradients at a norm of at most `largest` (0: as they are).
+
+        Returns the norm before.
+        """
+        trained = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = total_norm([p.grad for p in trained])
+        if hasattr(norm, "full_tensor"):  # FSDP: each rank holds a part of it
+            norm = norm.full_tensor()
+        if largest and norm.is_cpu:
+            self.shrink = min(1.0, largest / (float(norm) + 1e-6))
+        elif largest:  # a GPU is not asked for the norm: that would be to wait for it
+            torch.nn.utils.clip_grads_with_norm_(trained, largest, norm)
+        return norm
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update everything that has a gradient, unless `found_inf` says that one is not finite."""
         groups = []
+        shrink, self.shrink = self.shrink, 1.0
         for group in self.param_groups:
             lists: tuple[list[Tensor], ...] = ([], [], [], [], [])
             self._init_group(group, *lists[:4], [], lists[4])  # type: ignore[no-untyped-call, call-arg]
@@ -60,13 +77,16 @@ class AdamW(torch.optim.AdamW):
             if not plain([x for tensors in lists for x in tensors]) or self._unusual(
                 closure, group
             ):
+                grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+                if shrink < 1:
+                    torch._foreach_mul_(grads, shrink)
                 return self._step_by_torch(closure)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         if found_inf is not None and found_inf:
             return None
         for group, lists in groups:
             settings = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
-            adamw_(*lists, **settings)
+            adamw_(*lists, shrink=shrink, **settings)
 
     def _unusual(self, closure: Any, group: dict[str, Any]) -> bool:
         """Whether something is asked for that only torch's step does."""
@@ -117,18 +137,6 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, config: TrainConfig, st
         warm = max(0, since + 1) / config.thaw_warmup if thawing else 1.0
         group["lr"] = rate * group["multiplier"] * warm
     return rate
-
-
-def clip_gradients(parameters: Iterable[Tensor], clip: float) -> Tensor:
-    """Scale the gradients to a norm of at most `clip` (0: leave them); returns the norm before."""
-    trained = [p for p in parameters if p.grad is not None]
-    norm = total_norm([p.grad for p in trained if p.grad is not None])
-    if hasattr(norm, "full_tensor"):  # FSDP: each rank holds a part of it
-        norm = norm.full_tensor()
-    within = norm.is_cpu and norm + 1e-6 <= clip  # a GPU is not asked: that would be to wait for it
-    if clip and not within:
-        torch.nn.utils.clip_grads_with_norm_(trained, clip, norm)
-    return norm
 
 
 class Guard:

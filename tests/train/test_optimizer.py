@@ -18,7 +18,6 @@ from oelm.train.optimizer import (
     AdamW,
     Guard,
     build_optimizer,
-    clip_gradients,
     learning_rate,
     set_learning_rates,
     total_norm,
@@ -116,23 +115,30 @@ def test_what_thaws_is_known_from_the_start_and_warmed_up_alone():
     assert groups["blocks.0.attention.q.weight"]["lr"] == 1.0
 
 
-def test_clipping_scales_the_whole_gradient():
-    a, b = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
-    a.grad = torch.tensor([3.0, 0.0])
-    assert clip_gradients([a, b], 0) == 3.0
-    b.grad = torch.tensor([0.0, 4.0])
-    assert clip_gradients([a, b], 1.0) == 5.0
-    assert torch.cat([a.grad, b.grad]).norm() == pytest.approx(1.0, abs=1e-5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # our kernel's step, torch's
+def test_clipping_scales_the_whole_gradient_for_one_step(dtype):
+    a, b = (torch.nn.Parameter(torch.zeros(2, dtype=dtype)) for _ in range(2))
+    optimizer = AdamW([a, b], fused=True)
+    a.grad = torch.tensor([3.0, 0.0], dtype=dtype)
+    assert optimizer.clip(0) == 3.0
+    b.grad = torch.tensor([0.0, 4.0], dtype=dtype)
+    assert optimizer.clip(1.0) == 5.0
+    optimizer.step()  # the averages begin with a tenth of the gradient
+    means = torch.cat([optimizer.state[p]["exp_avg"] for p in (a, b)])
+    assert means.tolist() == pytest.approx([0.06, 0, 0, 0.08], rel=1e-5)
+    a.grad, b.grad = torch.tensor([3.0, 0.0], dtype=dtype), None
+    optimizer.step()  # which nobody clipped
+    assert optimizer.state[a]["exp_avg"][0] == pytest.approx(0.9 * 0.06 + 0.1 * 3, rel=1e-5)
 
 
 def test_a_bad_step_changes_nothing_and_is_named():
     weight = torch.nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
+    optimizer = AdamW([weight], lr=0.1, fused=True)
     guard = Guard(optimizer, 1, torch.device("cpu"))
     for step, value in enumerate([1.0, float("nan"), 1.0, float("inf")]):
         before = weight.detach().clone()
         weight.grad = torch.full((3,), value)
-        good = guard.watch(step, clip_gradients([weight], 1.0))
+        good = guard.watch(step, optimizer.clip(1.0))
         optimizer.step()
         assert bool(good) == math.isfinite(value)
         assert weight.equal(before) == (not good)
