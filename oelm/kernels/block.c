@@ -17,7 +17,7 @@ typedef struct {
     const float *a, *b;    /* a low-rank update (x aᵀ) bᵀ, or NULL */
     float *y;              /* the result; NULL where the input itself will do */
     float *dw, *dbias, *da, *db; /* gradients; NULL where none is wanted, as everywhere below */
-    long rank, ahead, packed;
+    long rank, ahead, in_panels; /* whether w is in panels [in × out], as `product` can take them */
 } projection;
 
 typedef struct { const float *w, *b; float *dw, *db; } norm;
@@ -94,7 +94,7 @@ static void transposed(const float *x, float *y, int add, long rows, long column
 /* y = x wᵀ + start */
 static void forwards(const projection *p, const float *x, float *y, const float *start, long start_row, long N,
                      long out, long in, int threads) {
-    const long *strides = p->packed ? (long[]){0, 0} : (long[]){1, in};
+    const long *strides = p->in_panels ? (long[]){0, 0} : (long[]){1, in};
     product(x, (long[]){in, 1}, p->w, strides, y, out, start, start_row, N, out, in, threads);
 }
 
@@ -289,14 +289,12 @@ static void heads_backward(const block *s) {
     free(normed), free(moments), free(dnormed);
 }
 
-/* ---- several blocks, in lanes: each takes its share of the sequences through all of them, alone --------- */
-
-/* What a lane computes. Its gradients are its own, `size` numbers on for every lane before it. */
-static block share(const block *whole, long lane, long lanes, long size) {
+/* One of so many parts of the sequences. Its gradients are `size` numbers on for every part before it. */
+static block share(const block *whole, long part, long parts, long size) {
     block s = *whole;
-    s.B /= lanes, s.threads = s.threads > lanes ? s.threads / lanes : 1;
+    s.B /= parts, s.threads = s.threads > parts ? s.threads / parts : 1;
     long N = s.B * s.T, D = s.H * s.E;
-#define MOVE(pointer, by) if (pointer) pointer += lane * (by)
+#define MOVE(pointer, by) if (pointer) pointer += part * (by)
     float **rows[] = {&s.heads, &s.middle, &s.stream, &s.y, &s.dx, &s.q.y, &s.k.y, &s.v.y};
     for (unsigned i = 0; i < sizeof rows / sizeof *rows; i++) MOVE(*rows[i], N * D);
     MOVE(s.x, N * D);
@@ -319,46 +317,54 @@ static block share(const block *whole, long lane, long lanes, long size) {
     return s;
 }
 
-/* Whether all its matrices leave room in L2 for one sequence, so that what is computed of it stays there. */
-static int by_sequences(const block *s) {
-    long D = s->H * s->E, F = s->F;
-    return LARGE_L2 && s->threads == 1 && D <= DEPTH && F <= DEPTH && 4 * D * D + 2 * D * F <= 1 << 18;
+/* ---- one block, in pieces: some sequences after the others, whose numbers stay in L2 -------------------- */
+
+enum { ENOUGH_ROWS = 64, SMALL_BLOCK = 1 << 18 /* numbers: half of L2 */ };
+
+/* In how many: a sequence each, or as many as have enough rows, if all matrices leave room beside them; else in one. */
+static long pieces_of(const block *s) {
+    long D = s->H * s->E, F = s->F, pieces = s->B;
+    if (!LARGE_L2 || s->threads > 1 || D > DEPTH || F > DEPTH || 4 * D * D + 2 * D * F > SMALL_BLOCK) return 1;
+    while (pieces > 1 && (s->B % pieces || s->B / pieces * s->T < ENOUGH_ROWS)) pieces--;
+    return pieces;
 }
 
 static void block_forward(const block *s) {
-    long D = s->H * s->E, F = s->F;
-    if (!by_sequences(s)) {
-        piece_forward(s);
-        return;
-    }
+    long D = s->H * s->E, F = s->F, pieces = pieces_of(s);
     block whole = *s;
-    projection *of[] = {&whole.q, &whole.k, &whole.v, &whole.o, &whole.up, &whole.down};
-    float *panels = room(4 * at_least(D, TILE_COLUMNS) * D + 2 * at_least(D, TILE_COLUMNS) * at_least(F, TILE_COLUMNS));
-    float *here = panels;
-    for (int i = 0; i < 6; i++) {
-        long out = i == 4 ? F : D, in = i == 5 ? F : D;
-        if (!of[i]->w) continue;
-        column_panels(of[i]->w, 1, in, here, out, in);
-        of[i]->w = here, of[i]->packed = 1;
-        here += at_least(out, TILE_COLUMNS) * in;
+    float *panels = NULL;
+    if (pieces > 1) { /* which each product would make anew */
+        long wide = at_least(D, TILE_COLUMNS);
+        float *here = panels = room(4 * wide * D + at_least(F, TILE_COLUMNS) * D + wide * F);
+        projection *of[] = {&whole.q, &whole.k, &whole.v, &whole.o, &whole.up, &whole.down};
+        for (int i = 0; i < 6; i++) {
+            long out = i == 4 ? F : D, in = i == 5 ? F : D;
+            if (!of[i]->w) continue;
+            column_panels(of[i]->w, 1, in, here, out, in);
+            of[i]->w = here, of[i]->in_panels = 1;
+            here += at_least(out, TILE_COLUMNS) * in;
+        }
     }
-    for (long b = 0; b < s->B; b++) {
-        block one = share(&whole, b, s->B, 0);
-        piece_forward(&one);
+    for (long i = 0; i < pieces; i++) {
+        block piece = share(&whole, i, pieces, 0);
+        piece_forward(&piece);
     }
     free(panels);
 }
 
+/* By halves, so that one's matrices and their gradients fit into L2. */
 static void block_backward(const block *s) {
-    long pieces = by_sequences(s) ? s->B : 1;
+    long pieces = pieces_of(s);
     for (int half = 0; half < 2; half++)
-        for (long b = 0; b < pieces; b++) {
-            block one = share(s, b, pieces, 0);
-            one.add = b > 0;
-            if (half) heads_backward(&one);
-            else mlp_backward(&one);
+        for (long i = 0; i < pieces; i++) {
+            block piece = share(s, i, pieces, 0);
+            piece.add = i > 0;
+            if (half) heads_backward(&piece);
+            else mlp_backward(&piece);
         }
 }
+
+/* ---- several blocks, in lanes: each takes its share of the sequences through all of them, alone --------- */
 
 /* One lane is no parallel region, in which its operations could have no threads of their own. */
 void blocks_forward(const block *const *blocks, long n, long lanes) {

@@ -19,7 +19,21 @@ FEW = 2**27
 
 # The structure `block` of block.c, field by field; each takes eight bytes, so that it is an array to fill.
 _SIZES = ("B", "T", "H", "E", "F", "rms", "causal", "by_tanh", "threads", "add")
-_PROJECTION = ("w", "bias", "order", "a", "b", "y", "dw", "dbias", "da", "db", "rank", "ahead", "packed")
+_PROJECTION = (
+    "w",
+    "bias",
+    "order",
+    "a",
+    "b",
+    "y",
+    "dw",
+    "dbias",
+    "da",
+    "db",
+    "rank",
+    "ahead",
+    "in_panels",
+)
 _FIELDS = (
     *_SIZES,
     "eps",

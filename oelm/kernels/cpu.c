@@ -63,7 +63,7 @@ static void product_of_one(const float *a, long a_row, long a_k, const float *b,
             const float *panels = in_panels ? b_here : panels_of_b;
             if (!b_lies && !in_panels) column_panels(b_here, b_k, b_column, panels_of_b, columns, n);
             /* Along a row of tiles, c is written on and on, but all of b is read for each: if it is small enough. */
-            int along = columns * n <= DEPTH * STRIP_COLUMNS / 2;
+            int along = (LARGE_L2 && a_lies) || columns * n <= DEPTH * STRIP_COLUMNS / 2;
             for (long row = 0; row < M; row += STRIP_ROWS) {
                 const float *left = a + row * a_row + k * a_k;
                 long rows = least(STRIP_ROWS, M - row), lie = a_lies ? rows / TILE_ROWS * TILE_ROWS : 0;
@@ -120,7 +120,8 @@ static void narrow_product_of_one(const float *a, long a_row, long a_k, const fl
 }
 
 /* C[M × N] = A[M × K] B[K × N], added to `start` if there is one: a matrix like C, such as C itself, or, with rows
-   of length 0, a vector. Of the two strides of A, and of B, one is 1. Each thread takes a part of the longer side of C. */
+   of length 0, a vector. Of the two strides of A, and of B, one is 1; or both of B are 0, and it is in panels, as
+   `column_panels` makes them of at most DEPTH rows. Each thread takes a part of the longer side of C. */
 void product(const float *a, const long *a_stride, const float *b, const long *b_stride, float *c, long c_row,
              const float *start, long start_row, long M, long N, long K, int threads) {
     int by_rows = M >= N;

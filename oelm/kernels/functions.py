@@ -256,7 +256,7 @@ def adamw_(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """A step of AdamW with `shrink` times the gradients, each tensor's number of steps included, of what is `plain`."""
+    """A step of AdamW with `shrink` times the gradients, of what is `plain`; it counts the steps."""
     lists = (tensors, grads, means, squares, steps)
     kernels().adamw(
         *(array(pointers(*x)) for x in lists), _sizes(tensors), len(tensors), shrink, lr, *betas,

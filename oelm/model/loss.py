@@ -20,7 +20,7 @@ from torch.autograd.function import FunctionCtx
 from oelm.kernels.functions import applies, cross_entropy_, head_loss, ours_multiply, product
 
 IGNORED = -100
-CHUNK_ELEMENTS = 2**24  # logits at a time
+CHUNK_ELEMENTS = 2**25  # logits at a time
 ROW_ALIGNMENT = 64  # numbers
 # Where the kernel took 0.55 to 0.95 of the time; with larger heads it reads too much again.
 SMALL_CLASSES, SMALL_WIDTH, SMALL_WEIGHT = 2**13, 2**8, 2**20

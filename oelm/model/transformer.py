@@ -293,13 +293,12 @@ class Transformer(nn.Module):
                     if tensor is not None:
                         parts[-1].weights[f"final_norm.{name}"] = tensor
                 return in_one.blocks(x, parts, rotation if rope else None, lanes)
-            else:
-                for i, block in enumerate(self.blocks):
-                    at = at_B if i == len(self.blocks) - 1 else None
-                    if self.activation_checkpointing and self.training:
-                        x = checkpoint(block, x, rotation, mask, None, 0, at, use_reentrant=False)
-                    else:
-                        x = block(x, rotation, mask, cache[i] if cache else None, start, at)
+            for i, block in enumerate(self.blocks):
+                at = at_B if i == len(self.blocks) - 1 else None
+                if self.activation_checkpointing and self.training:
+                    x = checkpoint(block, x, rotation, mask, None, 0, at, use_reentrant=False)
+                else:
+                    x = block(x, rotation, mask, cache[i] if cache else None, start, at)
             h: Tensor = self.final_norm(x)
             return h
 
@@ -310,7 +309,7 @@ class Transformer(nn.Module):
         return self.lanes(trunk, x)
 
     def _together(self, x: Tensor) -> bool:
-        """Whether x can go through all blocks and the norm in one call of a kernel, and they are small enough.
+        """Whether x can go through all blocks and the norm in one call, and they are small enough.
 
         Without gradients they go one by one, since then each lets go of its memory at once.
         """

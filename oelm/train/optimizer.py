@@ -55,15 +55,19 @@ class AdamW(torch.optim.AdamW):
 
         Returns the norm before.
         """
-        trained = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        norm = total_norm([p.grad for p in trained])
+        norm = total_norm(self._gradients())
         if hasattr(norm, "full_tensor"):  # FSDP: each rank holds a part of it
             norm = norm.full_tensor()
         if largest and norm.is_cpu:
             self.shrink = min(1.0, largest / (float(norm) + 1e-6))
         elif largest:  # a GPU is not asked for the norm: that would be to wait for it
-            torch.nn.utils.clip_grads_with_norm_(trained, largest, norm)
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
         return norm
+
+    def _gradients(self) -> list[Tensor]:
+        found = (p.grad for group in self.param_groups for p in group["params"])
+        return [grad for grad in found if grad is not None]
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -77,9 +81,8 @@ class AdamW(torch.optim.AdamW):
             if not plain([x for tensors in lists for x in tensors]) or self._unusual(
                 closure, group
             ):
-                grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
                 if shrink < 1:
-                    torch._foreach_mul_(grads, shrink)
+                    torch._foreach_mul_(self._gradients(), shrink)
                 return self._step_by_torch(closure)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         if found_inf is not None and found_inf:

@@ -1,6 +1,7 @@
 """A block in one call against its modules one by one, in float64."""
 
 import copy
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def model_of(name, seed=0, **options):
         "d_model": WIDTH,
         "n_heads": 2,
         "d_ff": 80,
-        "seq_len": 50,
+        "seq_len": 70,
         "vocab_size": 7,
     }
     shape = ModelConfig(**{**small, **options})
@@ -45,6 +46,14 @@ def model_of(name, seed=0, **options):
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, generator=draw)
     return model
+
+
+@contextmanager
+def threads_of(n):
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    yield
+    torch.set_num_threads(before)
 
 
 def through(model, x, rotation=None):
@@ -65,16 +74,19 @@ def inputs(*shape, seed=0):
 
 @settings(deadline=None, max_examples=150)
 @given(
-    name=st.sampled_from(SIMPLE), B=st.integers(1, 3), T=st.integers(1, 50), seed=st.integers(0, 10**6),
+    name=st.sampled_from(SIMPLE), B=st.integers(1, 4), T=st.integers(1, 70), seed=st.integers(0, 10**6),
     positions=st.sampled_from(["learned", "rope"]), norm=st.sampled_from(["layernorm", "rmsnorm"]),
     activation=st.sampled_from(["gelu", "gelu_tanh"]), attention_bias=st.booleans(),
-    mlp_bias=st.booleans(), small=st.sampled_from([0, 2**21]),
+    mlp_bias=st.booleans(), small=st.sampled_from([0, 2**21]), threads=st.sampled_from([1, 2]),
 )  # fmt: skip
-def test_a_block_and_its_gradients_are_those_of_its_modules(name, B, T, seed, small, **options):
+def test_a_block_and_its_gradients_are_those_of_its_modules(
+    name, B, T, seed, small, threads, **options
+):
     model = model_of(name, seed, **options)
     exact = copy.deepcopy(model).double()
     x = inputs(B, T, seed=seed)
-    with pytest.MonkeyPatch.context() as patch:
+    # With one thread, sequences may go one after the other.
+    with threads_of(threads), pytest.MonkeyPatch.context() as patch:
         patch.setattr(in_one, "SMALL", small)
         y, grads = through(model, x.clone())
     assert "_Function" in type(y.grad_fn).__name__
@@ -198,14 +210,11 @@ def test_an_identity_is_read_where_it_lies_with_no_copy():
 
 def test_the_bits_do_not_depend_on_the_threads():
     """But for the sums of gradients: with one thread, a small block may take one sequence after the other."""
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            y, grads = through(model_of("oelm_kernel", positions="rope"), inputs(3, 50))
-            found.append([y, *grads.values()])
-    finally:
-        torch.set_num_threads(before)
+    found = []
+    for threads in (1, 2, 3):
+        with threads_of(threads):
+            y, grads = through(model_of("oelm_kernel", positions="rope"), inputs(3, 64))
+        found.append([y, *grads.values()])
     one, *several = found
     assert all(torch.equal(a, b) for a, b in zip(*several, strict=True))
     assert torch.equal(one[0], several[0][0])
