@@ -75,20 +75,26 @@ static void join(const block *s, float *all, int apart) {
     for (int i = 0; i < 3; all += of[i++]->rank * D) {
         long size = of[i]->rank * D * sizeof(float);
         if (!apart && size) memcpy(all, of[i]->a, size);
-        for (long j = 0; apart && of[i]->da && j < of[i]->rank * D; j++)
-            of[i]->da[j] = all[j] + (s->add ? of[i]->da[j] : 0);
+        if (apart && of[i]->da) memcpy(of[i]->da, all, size);
     }
 }
 
-static float *joined(const block *s) {
-    float *all = room(ranks(s) * s->H * s->E);
-    join(s, all, 0);
-    return all;
+static void transposed(const float *x, float *y, long rows, long columns) {
+    for (long r = 0; r < rows; r++)
+        for (long c = 0; c < columns; c++) y[c * rows + r] = x[r * columns + c];
 }
 
-static void transposed(const float *x, float *y, int add, long rows, long columns) {
-    for (long r = 0; r < rows; r++)
-        for (long c = 0; c < columns; c++) y[c * rows + r] = x[r * columns + c] + (add ? y[c * rows + r] : 0);
+/* What all pieces of a block share, each of the size of all a: these, their columns, whose rows a product reads as they
+   are, and the gradients of all a and, transposed, of all b, which is quicker than to compute its few columns. */
+typedef struct { float *a, *columns, *da, *db; } updates;
+
+static updates prepared(const block *s) {
+    if (!s->few) return (updates){0};
+    long D = s->H * s->E, size = at_least(ranks(s) * D, LANES);
+    float *all = room(4 * size);
+    join(s, all, 0);
+    transposed(all, all + size, ranks(s), D);
+    return (updates){all, all + size, all + 2 * size, all + 3 * size};
 }
 
 /* y = x wᵀ + start */
@@ -110,17 +116,13 @@ static void project(const projection *p, const float *x, const float *few, long 
 
 /* dx is added to what is there if `add_dx`; it may be dy where its channels are the input's. */
 static void project_backward(const projection *p, const float *dy, const float *x, float *dx, int add_dx,
-                             const float *few, float *dfew, long few_row, int add, long N, long D, int threads) {
+                             const float *few, float *dfew, long few_row, float *db, int add, long N, long D,
+                             int threads) {
     if (p->w) linear_backward(dy, x, p->w, dx, add_dx, p->dw, p->dbias, add, N, D, D, threads);
     else read_channels_backward(p, dy, dx, add_dx, N, D, threads);
     if (!p->a) return;
     product(dy, (long[]){D, 1}, p->b, (long[]){p->rank, 1}, dfew, few_row, NULL, 0, N, p->rank, D, threads);
-    if (p->db) {
-        float *rows = room(p->rank * D); /* quicker than to compute the few columns of db */
-        product(few, (long[]){1, few_row}, dy, (long[]){D, 1}, rows, D, NULL, 0, p->rank, D, N, threads);
-        transposed(rows, p->db, add, p->rank, D);
-        free(rows);
-    }
+    if (p->db) product(few, (long[]){1, few_row}, dy, (long[]){D, 1}, db, D, add ? db : NULL, D, p->rank, D, N, threads);
 }
 
 /* Pairs of channels turned by position, forth or, with sign -1, back. */
@@ -181,7 +183,7 @@ static void project_onto(const projection *p, const float *rest, const float *x,
     forwards(p, x, y, p->bias ? y : rest, out, N, out, in, threads);
 }
 
-static void piece_forward(const block *s) {
+static void piece_forward(const block *s, const updates *of_rank) {
     long N = s->B * s->T, D = s->H * s->E, F = s->F, by_heads[3] = {s->T * D, s->E, D};
     /* Keys that are read where they lie begin some heads on, and so do their gradients. */
     long ahead = s->k.y ? 0 : s->k.ahead / s->E;
@@ -192,15 +194,10 @@ static void piece_forward(const block *s) {
 
     normalise(s->x, s->attention_norm.w, s->attention_norm.b, s->eps, s->rms, normed, NULL, N, D, threads);
     float *few = s->few;
-    if (few) {
-        long R = ranks(s);
-        float *a = joined(s), *columns = room(R * D); /* whose rows a product reads as they are */
-        transposed(a, columns, 0, R, D);
-        product(normed, (long[]){D, 1}, columns, (long[]){R, 1}, few, R, NULL, 0, N, R, D, threads);
-        free(a), free(columns);
-    }
+    long R = ranks(s);
+    if (few) product(normed, (long[]){D, 1}, of_rank->columns, (long[]){R, 1}, few, R, NULL, 0, N, R, D, threads);
     for (int i = 0; i < 3; few += of[i++]->rank) {
-        if (of[i]->y) project(of[i], normed, few, ranks(s), N, D, threads);
+        if (of[i]->y) project(of[i], normed, few, R, N, D, threads);
         if (of[i]->y && i < 2) place(s, i ? &s->k_shift : &s->q_shift, of[i]->y);
         qkv[i] = of[i]->y ? of[i]->y : normed;
     }
@@ -249,7 +246,7 @@ static void mlp_backward(const block *s) {
 }
 
 /* dx is that of the stream between the halves, and becomes that of x. */
-static void heads_backward(const block *s) {
+static void heads_backward(const block *s, const updates *of_rank) {
     long N = s->B * s->T, D = s->H * s->E, by_heads[3] = {s->T * D, s->E, D};
     /* Keys that are read where they lie begin some heads on, and so do their gradients. */
     long ahead = s->k.y ? 0 : s->k.ahead / s->E;
@@ -268,20 +265,18 @@ static void heads_backward(const block *s) {
     /* Where queries are the input, their gradient is the first of those that are added. */
     if (!s->q.w && !s->q.order && !s->q.ahead) free(dnormed), dnormed = dqkv[0];
     long R = ranks(s);
-    float *dfew = room(N * R), *few = s->few, *dfew_here = dfew;
-    for (int i = 0; i < 3; few += of[i]->rank, dfew_here += of[i++]->rank) {
+    float *dfew = room(N * R), *few = s->few, *dfew_here = dfew, *db = of_rank->db;
+    for (int i = 0; i < 3; few += of[i]->rank, dfew_here += of[i]->rank, db += of[i++]->rank * D) {
         if (i < 2) place_backward(s, i ? &s->k_shift : &s->q_shift, dqkv[i]);
         projection in_place = {0};
-        project_backward(of[i]->y ? of[i] : &in_place, dqkv[i], normed, dnormed, i > 0, few, dfew_here, R, add, N, D,
-                         threads);
+        project_backward(of[i]->y ? of[i] : &in_place, dqkv[i], normed, dnormed, i > 0, few, dfew_here, R, db, add, N,
+                         D, threads);
         if (dqkv[i] != dnormed) free(dqkv[i]);
     }
     if (s->few) {
-        float *a = joined(s), *da = room(R * D);
-        product(dfew, (long[]){R, 1}, a, (long[]){D, 1}, dnormed, D, dnormed, D, N, D, R, threads);
-        product(dfew, (long[]){1, R}, normed, (long[]){D, 1}, da, D, NULL, 0, R, D, N, threads);
-        join(s, da, 1);
-        free(a), free(da);
+        float *da = of_rank->da;
+        product(dfew, (long[]){R, 1}, of_rank->a, (long[]){D, 1}, dnormed, D, dnormed, D, N, D, R, threads);
+        product(dfew, (long[]){1, R}, normed, (long[]){D, 1}, da, D, add ? da : NULL, D, R, D, N, threads);
     }
     free(dfew);
     normalise_backward(dnormed, s->x, moments, s->attention_norm.w, s->rms, dx, s->attention_norm.dw,
@@ -332,6 +327,7 @@ static long pieces_of(const block *s) {
 static void block_forward(const block *s) {
     long D = s->H * s->E, F = s->F, pieces = pieces_of(s);
     block whole = *s;
+    updates of_rank = prepared(s);
     float *panels = NULL;
     if (pieces > 1) { /* which each product would make anew */
         long wide = at_least(D, TILE_COLUMNS);
@@ -347,21 +343,29 @@ static void block_forward(const block *s) {
     }
     for (long i = 0; i < pieces; i++) {
         block piece = share(&whole, i, pieces, 0);
-        piece_forward(&piece);
+        piece_forward(&piece, &of_rank);
     }
-    free(panels);
+    free(panels), free(of_rank.a);
 }
 
 /* By halves, so that one's matrices and their gradients fit into L2. */
 static void block_backward(const block *s) {
-    long pieces = pieces_of(s);
+    long D = s->H * s->E, pieces = pieces_of(s);
+    updates of_rank = prepared(s);
     for (int half = 0; half < 2; half++)
         for (long i = 0; i < pieces; i++) {
             block piece = share(s, i, pieces, 0);
             piece.add = i > 0;
-            if (half) heads_backward(&piece);
+            if (half) heads_backward(&piece, &of_rank);
             else mlp_backward(&piece);
         }
+    if (!s->few) return;
+    join(s, of_rank.da, 1);
+    const projection *of[] = {&s->q, &s->k, &s->v};
+    const float *db = of_rank.db;
+    for (int i = 0; i < 3; db += of[i++]->rank * D)
+        if (of[i]->db) transposed(db, of[i]->db, of[i]->rank, D);
+    free(of_rank.a);
 }
 
 /* ---- several blocks, in lanes: each takes its share of the sequences through all of them, alone --------- */
