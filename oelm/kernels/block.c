@@ -17,7 +17,8 @@ typedef struct {
     const float *a, *b;    /* a low-rank update (x aᵀ) bᵀ, or NULL */
     float *y;              /* the result; NULL where the input itself will do */
     float *dw, *dbias, *da, *db; /* gradients; NULL where none is wanted, as everywhere below */
-    long rank, ahead, in_panels; /* whether w is in panels [in × out], as `product` can take them */
+    long rank, ahead;
+    long in_panels; /* whether w is in panels [in × out], as `product` can take them; set below, as `add` is */
 } projection;
 
 typedef struct { const float *w, *b; float *dw, *db; } norm;

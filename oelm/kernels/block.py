@@ -18,6 +18,7 @@ FEW = 2**27
 """Bytes of hidden layers and gradients that all blocks may hold until backward is through them."""
 
 # The structure `block` of block.c, field by field; each takes eight bytes, so that it is an array to fill.
+# `add` and `in_panels` are for block.c itself.
 _SIZES = ("B", "T", "H", "E", "F", "rms", "causal", "by_tanh", "threads", "add")
 _PROJECTION = (
     "w",

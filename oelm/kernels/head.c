@@ -41,17 +41,20 @@ static void by_panels(const float *a, long a_row, const float *panels, float *c,
 }
 
 /* The columns from p on of hᵀ p [D × V], added to what is there if `add`; both are read where they lie. Of h as many
-   rows are summed in registers as leave what is read of p in L1. */
+   rows are summed in registers as leave what is read of p in L1. Meanwhile, some rows with every tile, the classes that
+   come next are called into L2: another thread may have written them. */
 static void dw_of_classes(const float *h, long h_row, const float *p, long p_row, float *dw, long dw_row, int add,
                           long rows, long D) {
-    for (long k = 0; k < rows; k += SUMMED)
+    for (long k = 0; k < rows; k += SUMMED) {
+        const float *here = p + k * p_row, *next = here + TILE_COLUMNS;
+        long n = least(SUMMED, rows - k);
         for (long i = 0; i < D; i += TILE_ROWS) {
             float *to = dw + i * dw_row;
-            for (long r = k + least(SUMMED, rows - k) * i / D; r < k + least(SUMMED, rows - k) * (i + TILE_ROWS) / D; r++)
-                __builtin_prefetch(p + TILE_COLUMNS + r * p_row, 0, 2), __builtin_prefetch(p + TILE_COLUMNS + LANES + r * p_row, 0, 2);
-            tile(h + k * h_row + i, 1, h_row, p + k * p_row, p_row, to, dw_row, least(SUMMED, rows - k),
-                 add || k ? to : NULL, dw_row);
+            for (long r = n * i / D; r < n * (i + TILE_ROWS) / D; r++)
+                for (long j = 0; j < TILE_COLUMNS; j += LANES) __builtin_prefetch(next + r * p_row + j, 0, 2);
+            tile(h + k * h_row + i, 1, h_row, here, p_row, to, dw_row, n, add || k ? to : NULL, dw_row);
         }
+    }
 }
 
 /* Each row's cross-entropy `loss` with the logits h wᵀ, and the gradients of their sum, in which each has its

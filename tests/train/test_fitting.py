@@ -105,17 +105,17 @@ print(estimate(own.config, own.model, count(own.model), int(sys.argv[2]), 1, own
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "batch"),
+    ("model", "batch", "most"),
     [
-        ("nano", 64),
-        ("nano,positions=rope", 64),
-        ("nano,dropout=0.1", 64),
-        ("nano,positions=relative", 64),
-        ("mini", 16),
+        # Where sequences go through a block one by one, backward holds less than is reckoned.
+        ("nano", 64, 1.25),
+        ("nano,positions=rope", 64, 1.25),
+        ("nano,dropout=0.1", 64, 1.15),
+        ("nano,positions=relative", 64, 1.15),
+        ("mini", 16, 1.15),
     ],
 )
-def test_the_estimate_is_near_what_is_measured(model, batch):
+def test_the_estimate_is_near_what_is_measured(model, batch, most):
     command = [sys.executable, "-c", MEASURE, model, str(batch)]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
-    # Above, since where sequences go through a block one by one, backward holds less than is reckoned.
-    assert 0.85 < float(result.stdout) < 1.25
+    assert 0.85 < float(result.stdout) < most
