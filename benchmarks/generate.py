@@ -17,27 +17,13 @@ import torch
 
 from benchmarks import peers, positive
 from oelm import GPT, ModelConfig
-from oelm.bench import Ratio, timed
-from oelm.kernels.functions import applies, few_rows
+from oelm.bench import Ratio
 from oelm.model.config import PRESETS
 from oelm.model.decoder import Decoder
+from oelm.train.timing import reading_rate, timed
 
 CPU = torch.device("cpu")
 PROMPT, NEW = 8, 100
-
-
-def reading_rate(times=20):
-    """Bytes per second at which all cores read a tensor too large for any cache, the quickest way we know.
-
-    Each way's mean of several readings, as a token's time is one: a noisy machine's best moment is no bound.
-    """
-    matrix, vector = torch.ones(16384, 4096), torch.ones(4096)
-    halves, rows = matrix.view(2, 8192, 4096).transpose(1, 2), vector.expand(2, 1, -1)
-    ways = [matrix.sum, lambda: torch.mv(matrix, vector), lambda: torch.bmm(rows, halves)]
-    if applies(matrix):
-        ways.append(lambda: few_rows(vector[None], matrix))
-    seconds = min(sum(timed(way, CPU) for _ in range(times)) / times for way in ways)
-    return matrix.numel() * 4 / seconds
 
 
 def compare(workload, batch_size, rounds):
@@ -65,9 +51,9 @@ def compare(workload, batch_size, rounds):
     seconds = {"oelm": [], "Hugging Face": []}
     rates = []
     for _ in range(rounds):
-        before = reading_rate()
+        before = reading_rate(CPU)
         seconds["oelm"].append(timed(own, CPU) / NEW)
-        rates.append((before + reading_rate()) / 2)
+        rates.append((before + reading_rate(CPU)) / 2)
         seconds["Hugging Face"].append(timed(hugging_face, CPU) / NEW)
     weights = sum(p.numel() for p in ours.parameters()) * 4
     ratio = Ratio.of(seconds["Hugging Face"], seconds["oelm"])

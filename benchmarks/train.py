@@ -1,12 +1,14 @@
 """Training steps beside the peers' on the same work: time, share of the matmul peak, memory.
 
-python -m benchmarks.train [--workload nano] [--rounds 9] [--json FILE]
+python -m benchmarks.train [--workload nano] [--rounds 20] [--json FILE]
 
 Each contender lives in a process of its own, so that its peak memory is its own. They take turns, in
 another order every round, as does the product that finds the machine's peak, and ratios are taken within
 a round, so that a noisy moment is shared by all. Before anything is timed, every
 contender must show the same first loss from the same weights, to 0.001, and the same to 0.02,
 or 2 % of what it fell by, three updates later (peers have a few more or fewer biases).
+
+`benchmarks.evaluation` is this with the loss alone, without gradients.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -29,9 +32,10 @@ from oelm.kernels import library as kernels
 from oelm.methods import METHODS
 from oelm.model.config import ModelConfig
 from oelm.model.gpt import GPT
-from oelm.roofline import step_flops
+from oelm.roofline import step_parts
 from oelm.train.config import TrainConfig
 from oelm.train.fitting import keep_freed_memory
+from oelm.train.task import EVALUATION_BATCH
 from oelm.train.timing import matmul_peak, peak_memory
 
 WORKLOADS = {"nano": 16, "medium-512": 8, "gpt2-124m": 1}
@@ -43,8 +47,8 @@ RECIPE = {"precision": "fp32", "max_lr": 3e-5, "warmup": 0, "schedule": "constan
 CPU = torch.device("cpu")
 
 
-def ours(method, shape, batch_size):
-    """The step of the training loop itself, with everything that belongs to it."""
+def ours(method, shape, batch_size, evaluation):
+    """The step of the training loop itself, with everything that belongs to it, or its evaluation."""
     own = trainer(METHODS[method], shape, batch_size, "cpu", **RECIPE)
     batch = random_batch(shape, batch_size, CPU)
 
@@ -53,12 +57,23 @@ def ours(method, shape, batch_size):
         own.step(batch)
         return own.window[0].item() - before
 
-    return step
+    def evaluate():
+        return own.loss(*batch).item()
+
+    own.model.train(not evaluation)
+    return evaluate if evaluation else step
 
 
-def peer(make, shape, batch_size):
-    """The usual loop around somebody else's model, with the settings of ours."""
+def peer(make, shape, batch_size, evaluation, *, keeps_memory=False, compiled=False):
+    """The usual loops around somebody else's model, with the settings of ours.
+
+    `keeps_memory`: with the allocator's settings of our trainer, which no peer has by itself.
+    """
+    if keeps_memory:
+        keep_freed_memory()
     model, loss_of = make(GPT(shape, METHODS["baseline"], 0))
+    if compiled:
+        model.compile()
     groups = [
         {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.1},
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
@@ -77,29 +92,36 @@ def peer(make, shape, batch_size):
         optimizer.zero_grad(set_to_none=True)
         return loss.item()
 
-    return step
+    def evaluate():
+        with torch.inference_mode():
+            return loss_of(x, y).item()
 
-
-def peer_that_keeps_memory(*work):
-    """With the allocator's settings of our trainer, which no peer has by itself."""
-    keep_freed_memory()
-    return peer(*work)
+    model.train(not evaluation)
+    return evaluate if evaluation else step
 
 
 CONTENDERS = {
-    "oelm": lambda *work: ours("baseline", *work),
-    "oelm, oelm_v2": lambda *work: ours("oelm_v2", *work),
-    "Hugging Face": lambda *work: peer(peers.hugging_face, *work),
-    "Hugging Face, memory kept": lambda *work: peer_that_keeps_memory(peers.hugging_face, *work),
-    "torch": lambda *work: peer(peers.torch_encoder, *work),
-    "x-transformers": lambda *work: peer(peers.x_transformers, *work),
+    "oelm": partial(ours, "baseline"),
+    "oelm, oelm_v2": partial(ours, "oelm_v2"),
+    "Hugging Face": partial(peer, peers.hugging_face),
+    "Hugging Face, memory kept": partial(peer, peers.hugging_face, keeps_memory=True),
+    "Hugging Face, compiled": partial(peer, peers.hugging_face, compiled=True),
+    "torch": partial(peer, peers.torch_encoder),
+    "torch, compiled": partial(peer, peers.torch_encoder, compiled=True),
+    "x-transformers": partial(peer, peers.x_transformers),
+    "x-transformers, compiled": partial(peer, peers.x_transformers, compiled=True),
 }
 
 
-def contender(name, workload):
+def work_of(workload, evaluation):
+    """The shape, and the sequences at a time: in evaluation as many tokens for everybody as ours takes."""
+    shape = ModelConfig.preset(workload)
+    return shape, EVALUATION_BATCH // shape.seq_len if evaluation else WORKLOADS[workload]
+
+
+def contender(name, workload, evaluation):
     """Serve turns: a line on stdin asks for one, the answer is its time per step and peak memory."""
-    shape, batch_size = ModelConfig.preset(workload), WORKLOADS[workload]
-    step = CONTENDERS[name](shape, batch_size)
+    step = CONTENDERS[name](*work_of(workload, evaluation), evaluation)
     print(json.dumps([step() for _ in range(STEPS_TO_AGREE)]), flush=True)
     for _ in sys.stdin:
         began, steps = time.perf_counter(), 0
@@ -116,13 +138,13 @@ def peak():
         print(json.dumps(matmul_peak(CPU, "fp32", SECONDS_PER_PRODUCT)), flush=True)
 
 
-def compare(workload, rounds):
+def compare(workload, rounds, evaluation):
     """What is known after each round of everybody's turns; first a look at whether they do the same work."""
     processes, losses = {}, {}
     for name in (PEAK, *CONTENDERS):
-        command = [sys.executable, "-m", "benchmarks.train", "--contender", name]
+        module = "benchmarks.evaluation" if evaluation else "benchmarks.train"
         processes[name] = subprocess.Popen(
-            [*command, "--workload", workload],
+            [sys.executable, "-m", module, "--contender", name, "--workload", workload],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
         )  # fmt: skip
         losses[name] = json.loads(processes[name].stdout.readline())
@@ -139,20 +161,21 @@ def compare(workload, rounds):
             processes[name].stdin.write("turn\n")
             turns[name].append(json.loads(processes[name].stdout.readline()))
         print(f"round {i + 1} of {rounds}", file=sys.stderr)
-        yield summary(workload, turns, losses)
+        yield summary(workload, evaluation, turns, losses)
     for process in processes.values():
         process.stdin.close()
         process.wait()
 
 
-def summary(workload, turns, losses):
-    shape, batch_size = ModelConfig.preset(workload), WORKLOADS[workload]
+def summary(workload, evaluation, turns, losses):
+    shape, batch_size = work_of(workload, evaluation)
     own, peaks = [turn[0] for turn in turns["oelm"]], turns[PEAK]
     rows = {}
     for name in CONTENDERS:
         seconds = [turn[0] for turn in turns[name]]
         method = METHODS["oelm_v2" if "v2" in name else "baseline"]
-        flops = step_flops(shape, method, batch_size)
+        parts = step_parts(shape, method, batch_size)
+        flops = sum(part.forward if evaluation else part.total for part in parts)
         ratio = Ratio.of(seconds, own)
         rows[name] = {
             "seconds": statistics.median(seconds),
@@ -166,6 +189,7 @@ def summary(workload, turns, losses):
         }
     return {
         "workload": workload,
+        "evaluation": evaluation,
         "batch_size": batch_size,
         "seq_len": shape.seq_len,
         "rounds": len(own),
@@ -192,8 +216,8 @@ def show(result):
               f"{median:>8.2f}× ({low:.2f} to {high:.2f})")  # fmt: skip
 
 
-def main():
-    options = argparse.ArgumentParser(description=__doc__)
+def main(description=__doc__, *, evaluation=False):
+    options = argparse.ArgumentParser(description=description)
     options.add_argument("--workload", choices=WORKLOADS, default="nano")
     options.add_argument("--rounds", type=positive, default=20)
     options.add_argument("--json", type=Path, help="also write the numbers here")
@@ -203,9 +227,9 @@ def main():
         peak()
         return
     if given.contender:
-        contender(given.contender, given.workload)
+        contender(given.contender, given.workload, evaluation)
         return
-    for result in compare(given.workload, given.rounds):
+    for result in compare(given.workload, given.rounds, evaluation):
         if given.json:  # every time, so that a run that is stopped is not lost
             given.json.write_text(json.dumps(result, indent=1) + "\n")
     show(result)

@@ -18,17 +18,18 @@ from oelm.model.config import ModelConfig
 from oelm.model.gpt import GPT
 from oelm.model.loss import linear_cross_entropy
 from oelm.model.transformer import Block
-from oelm.roofline import step_flops, step_parts
+from oelm.roofline import rest_of_step, step_flops, step_parts
 from oelm.train.config import TrainConfig
 from oelm.train.console import Console
 from oelm.train.loop import Trainer
 from oelm.train.parallel import Processes, processes
 from oelm.train.record import Record
-from oelm.train.timing import matmul_peak, timed
+from oelm.train.timing import matmul_peak, reading_rate, timed
 
 WARMUP = 2
 BESIDES = 20  # measurements of the peak, beside those of the steps
 PEAK_SECONDS = 0.3  # that each of them takes for each of its products
+READINGS = 5  # of a large tensor, in each way, for the memory's rate
 ONE_LAYER_VOCABULARY = 64
 
 
@@ -206,7 +207,11 @@ def _step(own: Trainer) -> Callable[[], Any]:
 def explain(
     method: Method, shape: ModelConfig, batch_size: int, rounds: int, device: str = "auto"
 ) -> dict[str, Any]:
-    """A step part by part: the time that its arithmetic needs at the peak, and the time it takes.
+    """A step part by part: the least time by the machine's two limits, and the time it takes.
+
+    The limits are the rate of the best matrix product and that of reading memory, measured in the same
+    rounds; a part is predicted to take as long as the slower of them asks. A small model's tensors stay in
+    the caches, where the memory's rate is no limit, so that it may take less.
 
     Each part is measured alone, in all layers, forward and backward, by all cores, on inputs of the real
     shape; "the rest" is what the whole step takes beyond them: norms, activations, residuals, clipping, the
@@ -226,29 +231,31 @@ def explain(
 
         works[name] = run
     seconds: dict[str, list[float]] = {name: [] for name in works}
-    peaks = []
+    peaks, rates = [], []
     for i in range(WARMUP + rounds):
         peaks.append(matmul_peak(where, precision.name, PEAK_SECONDS))
+        rates.append(reading_rate(where, READINGS))
         for name, work in works.items():
             taken = timed(work, where)
             if i >= WARMUP:
                 seconds[name].append(taken)
     median = {name: statistics.median(values) for name, values in seconds.items()}
-    peak, total = statistics.median(peaks), median["step"]
+    peak, rate = statistics.median(peaks), statistics.median(rates)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    size = 4 if precision.name == "fp32" else 2
+    parts = step_parts(shape, method, batch_size, number_bytes=size)
+    parts.append(rest_of_step(shape, batch_size, trained, number_bytes=size))
+    median["the rest"] = median["step"] - sum(median[part.name] for part in parts[:-1])
     rows: list[dict[str, Any]] = [
-        {"part": part.name, "gflops": part.total / 1e9, "predicted": part.total / peak,
-         "measured": median[part.name]}
-        for part in step_parts(shape, method, batch_size)
+        {"part": part.name, "gflops": part.total / 1e9, "megabytes": part.bytes / 1e6,
+         "predicted": part.seconds(peak, rate), "measured": median[part.name]}
+        for part in parts
     ]  # fmt: skip
-    rest = total - sum(row["measured"] for row in rows)
-    flops = step_flops(shape, method, batch_size)
-    rows += [
-        {"part": "the rest", "gflops": 0.0, "predicted": 0.0, "measured": rest},
-        {"part": "step", "gflops": flops / 1e9, "predicted": flops / peak, "measured": total},
-    ]
+    sums = {key: sum(row[key] for row in rows) for key in ("gflops", "megabytes", "predicted")}
+    rows.append({"part": "step", **sums, "measured": median["step"]})
     return {"method": method.name, "device": str(where), "precision": precision.name,
             "threads": torch.get_num_threads(), "rounds": rounds, "peak_gflops": peak / 1e9,
-            "rows": rows}  # fmt: skip
+            "reading_gigabytes": rate / 1e9, "rows": rows}  # fmt: skip
 
 
 def _parts(model: GPT, batch_size: int, device: torch.device) -> dict[str, Callable[[], None]]:

@@ -1,7 +1,9 @@
 """The arithmetic of a training step, part by part: what a method must cost, and what freezing can save.
 
 Counts are of useful floating-point operations: a causal query compares itself with the keys before it
-only, and a frozen matrix has no weight gradient. Pure arithmetic; imports no torch.
+only, and a frozen matrix has no weight gradient. Bytes are those of every operand read once and every
+result written once, as if no cache kept anything from one product to the next; a step whose tensors stay
+in a cache moves less. Pure arithmetic; imports no torch.
 """
 
 from dataclasses import dataclass
@@ -12,17 +14,22 @@ from oelm.model.config import ModelConfig
 
 @dataclass(frozen=True)
 class Part:
-    """Operations of one part of the model in one step, over all layers."""
+    """Operations of one part of the model in one step, over all layers, and the bytes they move."""
 
     name: str
     forward: float = 0.0
     input_grad: float = 0.0
     weight_grad: float = 0.0
+    bytes: float = 0.0
 
     @property
     def total(self) -> float:
         """Forward and backward together."""
         return self.forward + self.input_grad + self.weight_grad
+
+    def seconds(self, peak: float, bandwidth: float) -> float:
+        """The least time it can take: that of its operations or of its bytes, whichever is longer."""
+        return max(self.total / peak, self.bytes / bandwidth)
 
     def __add__(self, other: "Part") -> "Part":
         return Part(
@@ -30,29 +37,63 @@ class Part:
             self.forward + other.forward,
             self.input_grad + other.input_grad,
             self.weight_grad + other.weight_grad,
+            self.bytes + other.bytes,
         )
 
 
 def step_parts(
-    config: ModelConfig, method: Method, batch_size: int, *, causal: bool = True
+    config: ModelConfig,
+    method: Method,
+    batch_size: int,
+    *,
+    causal: bool = True,
+    number_bytes: int = 4,
 ) -> list[Part]:
-    """Every part of a step on `batch_size` full sequences; what thaws late counts as trained."""
+    """Every product of a step on `batch_size` full sequences; what thaws late counts as trained."""
     rows = batch_size * config.seq_len
     d, d_ff = config.d_model, config.d_ff
     parts = []
     for name in ("q", "k", "v", "o"):
-        parts.append(_projection(name, config, method.treatment(name), rows, d, d))
+        parts.append(_projection(name, config, method.treatment(name), rows, d, d, number_bytes))
     keys = (config.seq_len + 1) / 2 if causal else config.seq_len
     compared = 2 * rows * keys * d * config.n_layers
-    # Scores and mixing forward; backward, two products for each of them.
-    parts.append(Part("attention", forward=2 * compared, input_grad=4 * compared))
+    # Scores and mixing forward; backward, two products for each of them. Forward reads q, k and v, backward
+    # these, the result and its gradient, and writes three gradients; no scores are ever in memory.
+    streams = (4 + 8) * rows * d * config.n_layers
+    parts.append(
+        Part(
+            "attention",
+            forward=2 * compared,
+            input_grad=4 * compared,
+            bytes=number_bytes * streams,
+        )
+    )
     gates = 2 if config.activation == "swiglu" else 1
-    up = _projection("up", config, method.up, rows, d, d_ff)
+    up = _projection("up", config, method.up, rows, d, d_ff, number_bytes)
     parts.append(sum([up] * (gates - 1), up))
-    parts.append(_projection("down", config, method.down, rows, d_ff, d))
+    parts.append(_projection("down", config, method.down, rows, d_ff, d, number_bytes))
     head = 2 * rows * d * config.vocab_size
-    parts.append(Part("head", forward=head, input_grad=head, weight_grad=head))
+    # The stream and the matrix are read, their gradients written; the logits need never be.
+    ends = 2 * (rows + config.vocab_size) * d
+    parts.append(
+        Part("head", forward=head, input_grad=head, weight_grad=head, bytes=number_bytes * ends)
+    )
     return parts
+
+
+def rest_of_step(
+    config: ModelConfig, batch_size: int, trainable: int, *, number_bytes: int = 4
+) -> Part:
+    """All that is no product: it costs bytes, and hardly any operations.
+
+    Forward and backward together, a norm reads three streams and writes two, as an activation does at the
+    MLP's width (SwiGLU five and three), and a residual sum reads four and writes two. The optimizer reads
+    weight, gradient and two moments and writes all but the gradient, which clipping has read before.
+    """
+    rows, norms, sums = batch_size * config.seq_len, 2 * config.n_layers + 1, 2 * config.n_layers
+    active = 8 if config.activation == "swiglu" else 5
+    streams = (5 * norms + 6 * sums) * config.d_model + active * config.n_layers * config.d_ff
+    return Part("the rest", bytes=number_bytes * rows * streams + 4 * 8 * trainable)
 
 
 def step_flops(
@@ -100,11 +141,21 @@ def step_memory(
 
 
 def _projection(
-    name: str, config: ModelConfig, treatment: Treatment, rows: int, inner: int, outer: int
+    name: str,
+    config: ModelConfig,
+    treatment: Treatment,
+    rows: int,
+    inner: int,
+    outer: int,
+    number_bytes: int,
 ) -> Part:
-    whole = Part(name)
-    product = 2 * rows * inner * outer if treatment.init not in PARAMETER_FREE else 0
-    low_rank = 2 * rows * treatment.rank * (inner + outer)
+    whole, rank = Part(name), treatment.rank
+    has_matrix = treatment.init not in PARAMETER_FREE
+    product = 2 * rows * inner * outer if has_matrix else 0
+    low_rank = 2 * rows * rank * (inner + outer)
+    # Each pass reads two of input, matrix and output, or their gradients, and writes the third.
+    matrix_moves = rows * inner + inner * outer + rows * outer if has_matrix else 0
+    update_moves = (rows + rank) * (inner + outer) + 2 * rows * rank if rank else 0
     heads = config.n_heads
     for layer in range(config.n_layers):
         frozen = treatment.frozen_in(layer, config.n_layers)
@@ -114,5 +165,6 @@ def _projection(
             forward=product + low_rank,
             input_grad=product + low_rank,
             weight_grad=product * share + low_rank,
+            bytes=number_bytes * ((2 + (share > 0)) * matrix_moves + 3 * update_moves),
         )
     return whole

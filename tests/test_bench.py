@@ -61,7 +61,9 @@ def test_a_step_taken_apart(spec, activation):
     rows = {row["part"]: row for row in explain(method(spec), shape, 2, 2, "cpu")["rows"]}
     whole = rows.pop("step")
     assert [*rows] == ["q", "k", "v", "o", "attention", "up", "down", "head", "the rest"]
-    assert sum(row["gflops"] for row in rows.values()) == pytest.approx(whole["gflops"])
+    for sum_of in ("gflops", "megabytes", "predicted", "measured"):
+        assert sum(row[sum_of] for row in rows.values()) == pytest.approx(whole[sum_of])
+    assert rows["the rest"]["gflops"] == 0 < rows["the rest"]["predicted"]
     assert all(row["measured"] > 0 for name, row in rows.items() if name != "the rest")
 
 

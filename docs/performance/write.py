@@ -15,11 +15,13 @@ OURS, PEER = "#0072b2", "#999999"
 
 
 def training(result):
+    """Of steps or, in evaluation, of passes forward."""
+    step = "pass" if result.get("evaluation") else "step"
     lines = [
-        f"{result['batch_size']} × {result['seq_len']} tokens a step, {result['threads']} threads, median of "
-        f"{result['rounds']} interleaved rounds, matmul peak {result['peak_gflops']:.0f} GFLOP/s.",
+        f"{result['batch_size']} × {result['seq_len']} tokens a {step}, {result['threads']} threads, "
+        f"median of {result['rounds']} interleaved rounds, matmul peak {result['peak_gflops']:.0f} GFLOP/s.",
         "",
-        "| trainer | step, s | tokens/s | useful share of peak | peak memory, MiB | time of ours (95 %) |",
+        f"| trainer | {step}, s | tokens/s | useful share of peak | peak memory, MiB | time of ours (95 %) |",
         "|---|---|---|---|---|---|",
     ]
     for name, row in result["rows"].items():
@@ -48,6 +50,23 @@ def methods(result):
         lines.append(
             f"| {row['method']} | {row['seconds'] * 1e3:,.1f} | {interval} | {row['possible']:.1%} | "
             f"{saved:,.1f} | {predicted:,.1f} | {share} |"
+        )
+    return lines
+
+
+def explained(result):
+    lines = [
+        f"`{result['method']}`, {result['batch_size']} × {result['seq_len']} tokens a step, median of "
+        f"{result['rounds']} rounds, matmul peak {result['peak_gflops']:.0f} GFLOP/s, memory read at "
+        f"{result['reading_gigabytes']:.0f} GB/s.",
+        "",
+        "| part | GFLOP | MB moved | predicted, ms | measured, ms |",
+        "|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        lines.append(
+            f"| {row['part']} | {row['gflops']:,.2f} | {row['megabytes']:,.0f} | "
+            f"{row['predicted'] * 1e3:,.1f} | {row['measured'] * 1e3:,.1f} |"
         )
     return lines
 
@@ -112,10 +131,12 @@ def read(folder):
 def tables_of(found):
     tables = {}
     for name, result in found.items():
-        if name.startswith("train-"):
+        if name.startswith(("train-", "evaluate-")):
             tables[name] = training(result)
         elif name.startswith("methods-"):
             tables[name] = methods(result)
+        elif name.startswith("explain-"):
+            tables[name] = explained(result)
     generated = [r for name, r in found.items() if name.startswith("generate-")]
     if generated:
         tables["generate"] = generation(generated)

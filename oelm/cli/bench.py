@@ -51,7 +51,8 @@ def _bench(
         rounds: How often each takes its turn; more make the intervals narrower.
         device: `cpu`, `cuda`, …; the fastest there is if `auto`.
         by_layer: Let models of one layer take the turns, and multiply: narrower intervals in less time.
-        explain: Instead, time this method's parts, each alone, where it may take longer than within a step.
+        explain: Instead, time this method's parts, each alone, where it may take longer than within a step,
+            beside what the peak and the memory's rate of reading predict.
         json: Print JSON instead of a table.
     """
     if rounds < 6:
@@ -88,17 +89,20 @@ def _print(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    apart = "method" in result
+    limits = f"peak {result['peak_gflops']:.0f} GFLOP/s"
+    if apart:
+        limits += f", memory {result['reading_gigabytes']:.0f} GB/s"
     title = (
         f"{result.get('method', '')} {result['model']}, {result['batch_size']} × {result['seq_len']} tokens, "
         f"{result['device']}, {result['precision']}, {result['threads']} threads, "
-        f"peak {result['peak_gflops']:.0f} GFLOP/s, median of {result['rounds']} rounds"
+        f"{limits}, median of {result['rounds']} rounds"
     )
     table = Table(
         title=title.strip(), title_justify="left", box=None, pad_edge=False, collapse_padding=True
     )
-    apart = "method" in result
     columns = (
-        ("part", "GFLOP", "at peak, ms", "measured, ms", "of peak")
+        ("part", "GFLOP", "MB moved", "predicted, ms", "measured, ms", "reached")
         if apart
         else (
             "method",
@@ -116,13 +120,14 @@ def _print(result: dict[str, Any]) -> None:
         table.add_column(column, justify="left" if names else "right", no_wrap=names)
     for row in result["rows"]:
         if apart:
-            share = row["predicted"] / row["measured"] if row["predicted"] else None
+            shown = row["predicted"] > 0 and row["measured"] > 0
             table.add_row(
                 row["part"],
                 f"{row['gflops']:.2f}" if row["gflops"] else "",
-                f"{row['predicted'] * 1e3:.1f}" if row["gflops"] else "",
+                f"{row['megabytes']:,.0f}" if row["megabytes"] else "",
+                f"{row['predicted'] * 1e3:.1f}" if row["predicted"] else "",
                 f"{row['measured'] * 1e3:.1f}",
-                f"{share:.2f}" if share else "",
+                f"{row['predicted'] / row['measured']:.2f}" if shown else "",
             )
         else:
             table.add_row(

@@ -250,7 +250,7 @@ class Trainer:
         """Metrics of a split; touches no weight and no random state."""
         began = time.perf_counter()
         self.model.eval()
-        result = self.task.evaluate(self._forward, split, self.group, full=full)
+        result = self.task.evaluate(self.loss, split, self.group, full=full)
         self.model.train()
         step, seconds = self.state.progress.step, time.perf_counter() - began
         self.state.progress.validation_seconds += seconds
@@ -261,7 +261,8 @@ class Trainer:
         log.info("step %d  %s%s: %s", step, split, " (all)" if full else "", numbers)
         return result
 
-    def _forward(self, *batch: Tensor) -> Tensor:
+    def loss(self, *batch: Tensor) -> Tensor:
+        """The mean loss of a batch, without gradients."""
         with torch.no_grad(), self.precision.autocast(self.device):
             result: Tensor = self.wrapped.compiled(*batch)
         return result

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from oelm.kernels.functions import applies, few_rows
 from oelm.train.config import TrainConfig
 from oelm.train.state import Progress
 
@@ -67,6 +68,21 @@ def matmul_peak(device: torch.device, precision: str, seconds: float = 0.0) -> f
             taken.append(timed(product, device))
         best = max(best, 2 * m * k * n / statistics.fmean(taken))
     return best
+
+
+def reading_rate(device: torch.device, times: int = 20) -> float:
+    """Bytes per second at which the device reads a tensor too large for any cache, the quickest way we know.
+
+    Each way's mean of several readings, as a step's time is one: a noisy machine's best moment is no bound.
+    """
+    matrix, vector = torch.ones(16384, 4096, device=device), torch.ones(4096, device=device)
+    halves, rows = matrix.view(2, 8192, 4096).transpose(1, 2), vector.expand(2, 1, -1)
+    ways: list[Callable[[], Any]]
+    ways = [matrix.sum, lambda: torch.mv(matrix, vector), lambda: torch.bmm(rows, halves)]
+    if applies(matrix):
+        ways.append(lambda: few_rows(vector[None], matrix))
+    seconds = min(sum(timed(way, device) for _ in range(times)) / times for way in ways)
+    return matrix.nbytes / seconds
 
 
 def timed(work: Callable[[], Any], device: torch.device) -> float:

@@ -14,3 +14,9 @@ def test_a_precision_that_the_processor_only_imitates_is_tried_once(
     monkeypatch.setattr(timing, "timed", lambda work, device: done.append(work) or seconds)
     assert timing.matmul_peak(torch.device("cpu"), "bf16") == peak
     assert len(done) == products
+
+
+def test_the_rate_of_reading_is_that_of_the_quickest_way(monkeypatch):
+    seconds = iter([0.5] * 3 + [0.1, 0.2, 0.3] + [0.5] * 9)  # the second way's three
+    monkeypatch.setattr(timing, "timed", lambda work, device: next(seconds))
+    assert timing.reading_rate(torch.device("cpu"), 3) == pytest.approx(4 * 16384 * 4096 / 0.2)
