@@ -2,6 +2,8 @@
 
 import math
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -36,6 +38,18 @@ def test_halves_side_by_side_are_the_whole_with_its_gradients(two_threads, rows)
     halves.square().sum().backward()
     for tensor, grad in zip(wanted, expected, strict=True):
         torch.testing.assert_close(tensor.grad, grad)
+
+
+def test_backward_in_lanes_imports_no_computer_algebra():
+    program = """
+import sys, torch
+from oelm.train.lanes import Lanes
+torch.set_num_threads(2)
+x = torch.ones(2, 3, requires_grad=True)
+Lanes()(torch.exp, x).sum().backward()
+assert x.grad is not None and "sympy" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_lanes_know_what_holds_where_they_were_called(two_threads):
