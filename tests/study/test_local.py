@@ -62,7 +62,7 @@ def test_killed_at_random_and_with_two_runners(make_study: Make) -> None:
 
 
 def test_ctrl_c_saves_and_the_next_start_continues(make_study: Make) -> None:
-    path = make_study(defaults={"max_steps": 3000, "save_interval": 5000}, seeds=[0])
+    path = make_study(defaults={"max_steps": 1000, "save_interval": 5000}, seeds=[0])
     runner = start("run", path, "--slots", "2")
     wait_until(lambda: steps() > 20)
     runner.send_signal(signal.SIGINT)
