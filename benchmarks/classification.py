@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks import positive
+from benchmarks import output, positive
 from oelm.data.classification import Buckets, LabelledDataset, OwnEncoding
 from oelm.data.labelled import Labelled
 from oelm.freezing import count
@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--rows", type=positive, default=1280)
     parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--threads", type=positive, default=os.cpu_count())
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=output)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     transformers.logging.set_verbosity_error()

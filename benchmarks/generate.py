@@ -11,11 +11,10 @@ import json
 import statistics
 import time
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
 
-from benchmarks import peers, positive
+from benchmarks import output, peers, positive
 from oelm import GPT, ModelConfig
 from oelm.bench import Ratio
 from oelm.model.config import PRESETS
@@ -72,11 +71,13 @@ def compare(workload, batch_size, rounds):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     options.add_argument("--workload", choices=PRESETS, default="nano")
     options.add_argument("--batch-size", type=positive, default=1)
     options.add_argument("--rounds", type=positive, default=7)
-    options.add_argument("--json", type=Path, help="also write the numbers here")
+    options.add_argument("--json", type=output, help="also write the numbers here")
     given = options.parse_args()
     result = compare(given.workload, given.batch_size, given.rounds)
     ms, (median, low, high) = result["ms_per_token"], result["hugging_face_time_of_ours"]

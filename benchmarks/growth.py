@@ -14,12 +14,11 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import altair as alt
 import torch
 
-from benchmarks import positive
+from benchmarks import output, positive
 from oelm.bench import PEAK_SECONDS, WARMUP, random_batch, trainer
 from oelm.methods import METHODS
 from oelm.model.config import ModelConfig
@@ -36,6 +35,8 @@ FACTORS = {
     "width": [("d_model", n) for n in (64, 128, 256, 512)],
     "vocabulary": [("vocab_size", n) for n in (512, 2048, 8192, 32768)],
 }
+
+PROCESSES = "processes on two cores"
 
 
 def shape_of(field, value):
@@ -102,7 +103,7 @@ def processes(rounds, peak):
                    "-m", "benchmarks.growth", "--process", "--rounds", str(5 * rounds)]  # fmt: skip
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         measured = json.loads(done.stdout.splitlines()[-1])
-        rows.append({"factor": "processes on two cores", "value": world, "measured": measured,
+        rows.append({"factor": PROCESSES, "value": world, "measured": measured,
                      "at_peak": flops / peak})  # fmt: skip
     return rows
 
@@ -111,7 +112,6 @@ def picture(rows, file):
     lines = [
         {"factor": row["factor"], "value": row["value"], "seconds": row[key], "what": what}
         for row in rows
-        if row["factor"] in FACTORS
         for key, what in (("measured", "measured"), ("at_peak", "its arithmetic at the peak"))
     ]
     log = alt.Scale(type="log", nice=False, padding=12)
@@ -125,7 +125,7 @@ def picture(rows, file):
             color=alt.Color("what:N", title=None, scale=alt.Scale(range=["#999999", "#0072b2"])),
         )
         .properties(width=230, height=180)
-        .facet(facet=alt.Facet("factor:N", title=None, sort=[*FACTORS]), columns=3)
+        .facet(facet=alt.Facet("factor:N", title=None, sort=[*FACTORS, PROCESSES]), columns=2)
         .resolve_scale(x="independent", y="independent")
         .configure_legend(orient="top")
     )
@@ -133,10 +133,12 @@ def picture(rows, file):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     options.add_argument("--rounds", type=positive, default=5)
-    options.add_argument("--json", type=Path, help="also write the numbers here")
-    options.add_argument("--picture", type=Path, help="also draw them here (.png or .svg)")
+    options.add_argument("--json", type=output, help="also write the numbers here")
+    options.add_argument("--picture", type=output, help="also draw them here (.png or .svg)")
     options.add_argument("--process", action="store_true", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.process:

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import tiktoken
 
-from benchmarks import positive
+from benchmarks import output, positive
 from oelm.data import tokenizers
 from oelm.data.corpora import Sotu
 from oelm.data.files import Files
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--copies", type=positive, default=6)
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--workers", type=positive, default=2)
-    parser.add_argument("--json", type=Path, help="also write the numbers here")
+    parser.add_argument("--json", type=output, help="also write the numbers here")
     parser.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:

@@ -22,11 +22,10 @@ import sys
 import time
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
 
-from benchmarks import peers, positive
+from benchmarks import output, peers, positive
 from oelm.bench import Ratio, random_batch, trainer
 from oelm.kernels import library as kernels
 from oelm.methods import METHODS
@@ -217,10 +216,12 @@ def show(result):
 
 
 def main(description=__doc__, *, evaluation=False):
-    options = argparse.ArgumentParser(description=description)
+    options = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawTextHelpFormatter
+    )
     options.add_argument("--workload", choices=WORKLOADS, default="nano")
     options.add_argument("--rounds", type=positive, default=20)
-    options.add_argument("--json", type=Path, help="also write the numbers here")
+    options.add_argument("--json", type=output, help="also write the numbers here")
     options.add_argument("--contender", choices=(PEAK, *CONTENDERS), help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.contender == PEAK:

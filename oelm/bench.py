@@ -205,7 +205,12 @@ def _step(own: Trainer) -> Callable[[], Any]:
 
 
 def explain(
-    method: Method, shape: ModelConfig, batch_size: int, rounds: int, device: str = "auto"
+    method: Method,
+    shape: ModelConfig,
+    batch_size: int,
+    rounds: int,
+    device: str = "auto",
+    progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
     """A step part by part: the least time by the machine's two limits, and the time it takes.
 
@@ -239,6 +244,7 @@ def explain(
             taken = timed(work, where)
             if i >= WARMUP:
                 seconds[name].append(taken)
+        progress(i + 1 - WARMUP)
     median = {name: statistics.median(values) for name, values in seconds.items()}
     peak, rate = statistics.median(peaks), statistics.median(rates)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -52,13 +52,16 @@ def _bench(
         device: `cpu`, `cuda`, …; the fastest there is if `auto`.
         by_layer: Let models of one layer take the turns, and multiply: narrower intervals in less time.
         explain: Instead, time this method's parts, each alone, where it may take longer than within a step,
-            beside what the peak and the memory's rate of reading predict.
+            beside what the peak and the memory's rate of reading predict; "reached" is predicted by measured.
         json: Print JSON instead of a table.
     """
     if rounds < 6:
         raise UserError(f"rounds must be at least 6, or there is no 95 % interval; not {rounds}")
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}")
+    if explain and (methods or by_layer):
+        what = f"method {methods[0]}" if methods else "--by_layer"
+        raise UserError(f"--explain takes one method apart, {explain}; drop {what}, or --explain")
     shape = ModelConfig.from_spec(model)
     chosen = [resolve_method(name) for name in methods or USUAL]
     taken_apart = resolve_method(explain) if explain else None
@@ -67,16 +70,19 @@ def _bench(
 
     from oelm import bench as measure
 
-    if taken_apart:
-        result = measure.explain(taken_apart, shape, batch_size, rounds, device)
-    else:
-        console = Console(stderr=True)
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-            task = bar.add_task(f"{len(chosen)} methods", total=rounds)
-            result = measure.compare(
-                chosen, shape, batch_size, rounds, device,
-                progress=lambda done: bar.update(task, completed=done), by_layer=by_layer,
-            )  # fmt: skip
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        what = f"the parts of {explain}" if explain else f"{len(chosen)} methods"
+        task = bar.add_task(what, total=rounds)
+
+        def progress(done: int) -> None:
+            bar.update(task, completed=done)
+
+        common = (shape, batch_size, rounds, device, progress)
+        if taken_apart:
+            result = measure.explain(taken_apart, *common)
+        else:
+            result = measure.compare(chosen, *common, by_layer=by_layer)
     result |= {"model": model, "batch_size": batch_size, "seq_len": shape.seq_len}
     if json:
         print(json_format.dumps(result, indent=1))

@@ -168,8 +168,8 @@ class TrainConfig:
 
 
 def memory_bytes(text: str) -> int:
-    """`4GB`, `500 MB` or `1.5GiB` in bytes."""
-    found = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+    """`4GB`, `500 MB` or `1.5GiB` in bytes; a number without its unit is no size."""
+    found = re.fullmatch(r"\s*([0-9.]+)\s*(?=[A-Z])([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     try:
         number = float(found[1]) if found else 0.0
     except ValueError:

@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Mapping
 
+import psutil
 import torch
 from torch import nn
 
@@ -18,6 +19,7 @@ from oelm.train.config import TrainConfig, memory_bytes
 
 log = logging.getLogger(__name__)
 PROGRAM = 300 * 2**20  # Python, torch and the buffers of its kernels, where they share the memory
+MISJUDGED = 1.25  # by so much an estimate may be too high
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4  # options of C's allocator
 
 
@@ -25,10 +27,13 @@ def pieces(config: TrainConfig, model: nn.Module, world: int, device: torch.devi
     """`grad_accumulation`, or as many more as `max_memory` needs."""
     if device.type == "cpu":
         keep_freed_memory() if config.max_memory is None else return_freed_memory()
+    own, counts = config.batch_size // world, count(model)
     if config.max_memory is None:
+        if device.type == "cpu" and isinstance(model, Transformer):
+            at_once = own // config.grad_accumulation
+            _require_room(estimate(config, model, counts, at_once, world, device), at_once)
         return config.grad_accumulation
-    limit, own = memory_bytes(config.max_memory), config.batch_size // world
-    needed, counts = 0, count(model)
+    limit, needed = memory_bytes(config.max_memory), 0
     for n in range(config.grad_accumulation, own + 1):
         if own % n:
             continue
@@ -42,6 +47,16 @@ def pieces(config: TrainConfig, model: nn.Module, world: int, device: torch.devi
         f"even one sequence at a time needs about {needed / 1e6:,.0f} MB; raise max_memory "
         f"({config.max_memory}), or take a smaller model{remedy}"
     )
+
+
+def _require_room(needed: int, sequences: int) -> None:
+    """Refuse at once what this machine could only fail at, after a while and without a word."""
+    present = psutil.virtual_memory().total
+    if needed > MISJUDGED * present:
+        raise UserError(
+            f"{sequences:,} sequences at a time need about {needed / 1e9:,.0f} GB, and this machine has "
+            f"{present / 1e9:,.0f}; lower batch_size, or raise grad_accumulation"
+        )
 
 
 def keep_freed_memory() -> None:

@@ -62,6 +62,9 @@ def test_module_and_command_are_one():
         (["diagnose", "--model", "nano,n_heads=3"], "d_model 128 is not divisible by n_heads 3"),
         (["diagnose", "--steps", "0"], "steps must be at least 1, not 0"),
         (["diagnose", "--steps", "many"], "--steps: 'many' is not a whole number; see"),
+        (["bench", "--explain", "oelm_v2", "baseline"], "drop method baseline, or --explain"),
+        (["bench", "--explain", "oelm_v2", "--by-layer"], "drop --by_layer, or --explain"),
+        (["bench", "--batch-size", "100000000"], "100,000,000 sequences at a time need about"),
         (["audit", "nowhere"], "there is nothing at nowhere; give a run folder or one of its .pt files"),
     ],
 )  # fmt: skip

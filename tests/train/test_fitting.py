@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,13 +19,19 @@ SHAPE = ModelConfig.preset("nano", n_layers=2)
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("4GB", 4 * 10**9), ("500 MB", 5 * 10**8), ("1.5GiB", 3 * 2**29), ("2g", 2 * 10**9), ("7", 7)],
+    [
+        ("4GB", 4 * 10**9),
+        ("500 MB", 5 * 10**8),
+        ("1.5GiB", 3 * 2**29),
+        ("2g", 2 * 10**9),
+        ("7B", 7),
+    ],
 )
 def test_sizes(text, size):
     assert memory_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "much", "4 apples", "1.2.3GB", "-1GB", "0GB"])
+@pytest.mark.parametrize("text", ["", "much", "2", "4 apples", "1.2.3GB", "-1GB", "0GB"])
 def test_no_size(text):
     with pytest.raises(UserError, match="such as 4GB"):
         TrainConfig(max_memory=text)
@@ -40,6 +47,19 @@ def test_the_fewest_pieces_that_fit():
         assert pieces(enough, model, 1, CPU) == wanted
     with pytest.raises(UserError, match=r"even one sequence at a time needs about 3\d\d MB"):
         pieces(TrainConfig(batch_size=12, max_memory="1MB"), model, 1, CPU)
+
+
+def test_what_no_memory_here_can_hold_is_refused_at_once(monkeypatch):
+    model = GPT(SHAPE, seed=None)
+    half = TrainConfig(batch_size=64, grad_accumulation=2)
+    needed = estimate(half, model, count(model), 32, 1, CPU)
+    for present, fits in ((needed, True), (needed / 2, False)):
+        monkeypatch.setattr("psutil.virtual_memory", lambda p=present: SimpleNamespace(total=p))
+        if fits:
+            assert pieces(half, model, 1, CPU) == 2
+        else:
+            with pytest.raises(UserError, match=r"32 sequences at a time need about .* batch_size"):
+                pieces(half, model, 1, CPU)
 
 
 def test_a_run_that_must_fit_learns_the_same(tiny, caplog):
