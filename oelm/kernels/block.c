@@ -320,7 +320,7 @@ enum { ENOUGH_ROWS = 64, SMALL_BLOCK = 1 << 18 /* numbers: half of L2 */ };
 /* In how many: a sequence each, or as many as have enough rows, if all matrices leave room beside them; else in one. */
 static long pieces_of(const block *s) {
     long D = s->H * s->E, F = s->F, pieces = s->B;
-    if (!LARGE_L2 || s->threads > 1 || D > DEPTH || F > DEPTH || 4 * D * D + 2 * D * F > SMALL_BLOCK) return 1;
+    if (!WIDE || s->threads > 1 || D > DEPTH || F > DEPTH || 4 * D * D + 2 * D * F > SMALL_BLOCK) return 1;
     while (pieces > 1 && (s->B % pieces || s->B / pieces * s->T < ENOUGH_ROWS)) pieces--;
     return pieces;
 }

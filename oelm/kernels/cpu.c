@@ -2,7 +2,8 @@
    loss. Built on first use by `library.py`, with the files that are made of them.
 
    Every result is computed by one thread from start to end, so its bits do not depend on how many there
-   are. NaN and infinity pass through: the build must not use -ffinite-math-only. */
+   are; but torch's BLAS, which multiplies in place of our products on some processors, adds up parts of another
+   size in another order. NaN and infinity pass through: the build must not use -ffinite-math-only. */
 
 #include "cpu.h"
 #include "tiles.h"
@@ -11,10 +12,11 @@
 
 enum {
     BLOCK = 48, /* rows of queries at a time: a multiple of a tile's */
-    SUMS = 64, /* columns that are summed at a time */
-    /* What a product copies at a time: of b a megabyte, or a half, to stay in L2, of a up to 200 KiB beside it. */
-    STRIP_ROWS = 96, STRIP_COLUMNS = 512,
+    SUMS = 512, /* columns that are summed at a time, by one thread: memory likes to be read on and on */
+    /* What a product copies at a time: of b half a megabyte, or all of one, to stay in L2, of a up to 200 KiB beside it. */
+    STRIP_ROWS = 96, STRIP_COLUMNS = WIDE && !LARGE_L2 ? 256 : 512,
     SMALL = LARGE_L2 ? 1 << 19 : 0, /* numbers that are better read down their columns than copied */
+    FOR_BLAS = 1 << 20, /* multiplications: with fewer, a call of it costs too much */
     PANEL = DEPTH * TILE_ROWS + SQUARE, /* the rows of a tile, and room for a last store to run over */
 };
 
@@ -46,13 +48,28 @@ static long depth_of_pass(long K) {
     return passes ? at_least((K + passes - 1) / passes, SQUARE) : DEPTH;
 }
 
+/* The product of torch's BLAS, if that is the quicker. */
+typedef void blas_product(const char *, const char *, const int *, const int *, const int *, const float *, const float *,
+                          const int *, const float *, const int *, const float *, float *, const int *);
+static blas_product *sgemm;
+void multiply_by(blas_product *function) { sgemm = function; }
+
+/* BLAS takes matrices by columns, and so computes Cᵀ = Bᵀ Aᵀ. */
+static void product_by_blas(const float *a, long a_row, long a_k, const float *b, long b_k, long b_column, float *c,
+                            long c_row, const float *start, long start_row, long M, long N, long K) {
+    int m = N, n = M, k = K, b_lead = b_column == 1 ? b_k : b_column, a_lead = a_k == 1 ? a_row : a_k, c_lead = c_row;
+    float one = 1, keep = start != NULL;
+    for (long r = 0; start && start != c && r < M; r++) memcpy(c + r * c_row, start + r * start_row, N * sizeof(float));
+    sgemm(b_column == 1 ? "N" : "T", a_k == 1 ? "N" : "T", &m, &n, &k, &one, b, &b_lead, a, &a_lead, &keep, c, &c_lead);
+}
+
 static void product_of_one(const float *a, long a_row, long a_k, const float *b, long b_k, long b_column, float *c,
                            long c_row, const float *start, long start_row, long M, long N, long K) {
     float *panels_of_a = room(STRIP_ROWS / TILE_ROWS * PANEL);
     float *panels_of_b = room(DEPTH * STRIP_COLUMNS);
-    /* Rows that are short, or used for few columns, are read where they lie, and where L2 is large all rows and
-       small matrices. */
-    int a_lies = a_k == 1 ? LARGE_L2 || N < STRIP_COLUMNS || K <= DEPTH : M * K <= SMALL;
+    /* Rows that are short, or used for few columns, are read where they lie; with wide vectors all rows are, and
+       where L2 is large small matrices too. */
+    int a_lies = a_k == 1 ? WIDE || N < STRIP_COLUMNS || K <= DEPTH : M * K <= SMALL;
     int b_lies = b_column == 1 && N % TILE_COLUMNS == 0 && N * K <= SMALL / 2, in_panels = !b_k;
     long right_k = b_lies ? b_k : TILE_COLUMNS;
     long depth = depth_of_pass(K);
@@ -63,7 +80,7 @@ static void product_of_one(const float *a, long a_row, long a_k, const float *b,
             const float *panels = in_panels ? b_here : panels_of_b;
             if (!b_lies && !in_panels) column_panels(b_here, b_k, b_column, panels_of_b, columns, n);
             /* Along a row of tiles, c is written on and on, but all of b is read for each: if it is small enough. */
-            int along = (LARGE_L2 && a_lies) || columns * n <= DEPTH * STRIP_COLUMNS / 2;
+            int along = (WIDE && a_lies) || columns * n <= DEPTH * STRIP_COLUMNS / 2;
             for (long row = 0; row < M; row += STRIP_ROWS) {
                 const float *left = a + row * a_row + k * a_k;
                 long rows = least(STRIP_ROWS, M - row), lie = a_lies ? rows / TILE_ROWS * TILE_ROWS : 0;
@@ -137,6 +154,9 @@ void product(const float *a, const long *a_stride, const float *b, const long *b
         if ((PARTS ? columns <= LANES : columns == LANES) && b_stride[1] == 1)
             narrow_product_of_one(left, a_stride[0], a_stride[1], right, b_stride[0], to, c_row, from, start_row, rows,
                                   PARTS ? columns : LANES, K);
+        else if (sgemm && b_stride[0] && rows * columns * K >= FOR_BLAS)
+            product_by_blas(left, a_stride[0], a_stride[1], right, b_stride[0], b_stride[1], to, c_row, from, start_row,
+                            rows, columns, K);
         else
             product_of_one(left, a_stride[0], a_stride[1], right, b_stride[0], b_stride[1], to, c_row, from, start_row,
                            rows, columns, K);
@@ -152,9 +172,10 @@ void linear(const float *x, const float *w, const float *bias, float *y, long N,
    to what is there if `add`. */
 void column_sums(const float *d, const float *x, const float *moments, float *sums, int add, long rows, long n,
                  int threads) {
+    long part = least(SUMS, at_least((n + threads - 1) / threads, LANES));
 #pragma omp parallel for num_threads(threads)
-    for (long first = 0; first < n; first += SUMS) {
-        long width = least(SUMS, n - first);
+    for (long first = 0; first < n; first += part) {
+        long width = least(part, n - first);
         float total[SUMS] = {0};
         if (add) memcpy(total, sums + first, width * sizeof(float));
         for (long from = 0; from < rows; from += BLOCK) { /* sums of sums lose less */

@@ -11,7 +11,7 @@
 #include <math.h>
 
 enum {
-    CHUNK = LARGE_L2 ? 48 : 12, /* rows that go from logits to dh together; so many logits stay in L2 */
+    CHUNK = WIDE ? 48 : 12, /* rows that go from logits to dh together; so many logits stay in L2 */
     SUMMED = 192, /* rows that are summed in registers */
     COPIED = 64, /* columns that it copies at a time */
     LARGEST_GROUP = 1 << 23, /* logits */

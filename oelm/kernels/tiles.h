@@ -15,8 +15,9 @@ enum { TILE_ROWS = 6 };
 
 enum {
     TILE_COLUMNS = 2 * LANES,
-    LARGE_L2 = LANES == 16, /* processors with such vectors have 1 MiB of it, or 2 */
-    DEPTH = LARGE_L2 ? 512 : 256, /* of the panels: numbers that a tile multiplies at a time */
+    WIDE = LANES == 16, /* processors with such vectors have 1 MiB of L2 */
+    LARGE_L2 = WIDE && L2_IS_LARGE, /* or 2 */
+    DEPTH = WIDE ? 512 : 256, /* of the panels: numbers that a tile multiplies at a time */
     SQUARE = 8, /* numbers on a side of what is transposed at once */
 };
 typedef float octet __attribute__((vector_size(4 * SQUARE), aligned(4), may_alias));

@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from oelm.kernels import functions
+from oelm.kernels import functions, library
 from tests.kernels import needs_compiler
 
 pytestmark = needs_compiler
@@ -30,10 +30,12 @@ def exact_attention(q, k, v, *, causal):
 
 @pytest.fixture(autouse=True, scope="module")
 def products_of_our_own():
-    """On any processor."""
+    """On any processor, and not torch's BLAS."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(functions, "products_pay", lambda: True)
+        functions.kernels().multiply_by(None)
         yield
+        functions.kernels().multiply_by(library.blas())
 
 
 # Around what the kernel takes at a time: tiles of 6 × 16 or 8 × 32, with few columns of 12 × 8 or 16 × 16,
@@ -48,13 +50,17 @@ def laid_out(x, by_columns):
 
 
 @settings(deadline=None, max_examples=100)
+@example(  # large enough for BLAS
+    M=530, N=300, K=511, columns_of_a=True, columns_of_b=True, start="other", gap=3, by_blas=True, seed=0
+)  # fmt: skip
 @given(
     M=any_length, N=st.just(8) | any_length, K=any_length,
     columns_of_a=st.booleans(), columns_of_b=st.booleans(),
-    start=st.sampled_from([None, "bias", "out", "other"]), gap=st.integers(0, 9), seed=any_seed,
+    start=st.sampled_from([None, "bias", "out", "other"]), gap=st.integers(0, 9),
+    by_blas=st.booleans(), seed=any_seed,
 )  # fmt: skip
 def test_a_product_is_torchs_wherever_its_numbers_lie(
-    M, N, K, columns_of_a, columns_of_b, start, gap, seed
+    M, N, K, columns_of_a, columns_of_b, start, gap, by_blas, seed
 ):
     a = laid_out(normal(M, K, seed=seed), columns_of_a)
     b = laid_out(normal(K, N, seed=seed + 1), columns_of_b)
@@ -67,7 +73,9 @@ def test_a_product_is_torchs_wherever_its_numbers_lie(
         "other": normal(M, N + 1, seed=seed + 2)[:, 1:],
     }[start]
     expected = a.double() @ b.double() + (0 if added is None else added.double())
+    functions.kernels().multiply_by(library.blas() if by_blas else None)
     found = functions.product(a, b, added, out=out)
+    functions.kernels().multiply_by(None)
     assert found.data_ptr() == out.data_ptr()
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=2e-6 * K)
     assert torch.equal(room[:, N:], beyond)

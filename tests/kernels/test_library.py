@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from oelm.kernels import library
 from tests.kernels import needs_compiler
@@ -55,3 +56,21 @@ def test_without_a_compiler_or_by_wish_torch_computes(tmp_path, environment, rea
 def test_a_cache_that_cannot_be_written_to_is_no_error(tmp_path):
     (tmp_path / "oelm").write_text("not a folder")
     assert ask(tmp_path)[0] == "torch"
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("about", "large", "taken"),
+    [
+        ("vendor_id: GenuineIntel\nflags: avx2", False, True),
+        ("vendor_id: GenuineIntel\nflags: avx2", True, True),
+        ("vendor_id: GenuineIntel\nflags: avx2 avx512f", False, True),
+        ("vendor_id: GenuineIntel\nflags: avx2 avx512f", True, False),
+        ("vendor_id: AuthenticAMD\nflags: avx2 avx512f", False, False),
+    ],
+)
+def test_intels_blas_multiplies_where_ours_is_slower(monkeypatch, about, large, taken):
+    monkeypatch.setattr(library, "processor", lambda: about)
+    monkeypatch.setattr(library, "l2_is_large", lambda: large)
+    taken = taken and torch.backends.mkl.is_available()
+    assert (library.blas.__wrapped__() is not None) == taken

@@ -1,4 +1,4 @@
-"""The kernels with vectors of eight numbers, where the processor has such of sixteen."""
+"""The kernels as they are compiled for other processors that this one can stand for."""
 
 import os
 import subprocess
@@ -14,9 +14,14 @@ from tests.kernels import needs_compiler
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.skipif("avx512f" not in library.processor(), reason="needs AVX-512")
-def test_the_kernels_pass_their_tests_without_avx512_too(tmp_path):
+@pytest.mark.parametrize(
+    "option",
+    ["-mno-avx512f", f"-UL2_IS_LARGE -DL2_IS_LARGE={int(not library.l2_is_large())}"],
+    ids=["vectors of eight numbers", "another L2"],
+)
+def test_the_kernels_pass_their_tests_as_compiled_for_others_too(tmp_path, option):
     compiler = tmp_path / "cc"
-    compiler.write_text('#!/bin/sh\nexec cc "$@" -mno-avx512f\n')
+    compiler.write_text(f'#!/bin/sh\nexec cc "$@" {option}\n')
     compiler.chmod(0o755)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:xdist", str(Path(__file__).parent)],
