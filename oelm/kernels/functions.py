@@ -31,7 +31,7 @@ def applies(*tensors: Tensor) -> bool:
 
 def ours_multiply(*tensors: Tensor) -> bool:
     """Whether a product of these is ours to compute."""
-    return products_pay() and applies(*tensors) and all(x.numel() for x in tensors)
+    return applies(*tensors) and products_pay() and all(x.numel() for x in tensors)
 
 
 def product(

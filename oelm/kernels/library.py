@@ -78,7 +78,8 @@ def blas() -> ctypes.c_void_p | None:
     That is on Intel's processors, but for those with AVX-512 and a large L2, where ours is no slower.
     """
     ours = "avx512f" in processor() and l2_is_large()
-    if "GenuineIntel" not in processor() or ours or not torch.backends.mkl.is_available():
+    has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    if "GenuineIntel" not in processor() or ours or not has_mkl:
         return None
     try:
         torchs = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
