@@ -53,6 +53,7 @@ typedef void blas_product(const char *, const char *, const int *, const int *, 
                           const int *, const float *, const int *, const float *, float *, const int *);
 static blas_product *sgemm;
 void multiply_by(blas_product *function) { sgemm = function; }
+int blas_multiplies(void) { return sgemm != NULL; }
 
 /* BLAS takes matrices by columns, and so computes Cᵀ = Bᵀ Aᵀ. */
 static void product_by_blas(const float *a, long a_row, long a_k, const float *b, long b_k, long b_column, float *c,

@@ -13,6 +13,7 @@ INLINE float *room(long n) { return aligned_alloc(64, at_least(n * sizeof(float)
 
 enum { PIECE = 4096 /* numbers that a thread takes at a time */ };
 
+int blas_multiplies(void);
 void linear_backward(const float *dy, const float *x, const float *w, float *dx, int add_dx, float *dw, float *dbias,
                      int add, long N, long out, long in, int threads);
 void column_sums(const float *d, const float *x, const float *moments, float *sums, int add, long rows, long n,

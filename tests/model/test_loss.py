@@ -4,18 +4,24 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oelm.kernels import functions
+from oelm.kernels import functions, library
 from oelm.model import loss as loss_module
 from oelm.model.loss import linear_cross_entropy
 from tests.kernels import needs_compiler
 
 
-@pytest.fixture(autouse=True, scope="module")
-def products_of_our_own():
-    """On any processor, and so the kernel for small heads."""
+@pytest.fixture(
+    autouse=True, scope="module", params=["ours", "blas"] if library.blas() else ["ours"]
+)
+def products(request):
+    """By the kernels on any processor, and so the kernel for small heads; by BLAS too, if it is in use."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(functions, "products_pay", lambda: True)
+        if library.library() and request.param == "ours":
+            functions.kernels().multiply_by(None)
         yield
+        if library.library():
+            functions.kernels().multiply_by(library.blas())
 
 
 @given(
