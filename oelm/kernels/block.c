@@ -315,7 +315,7 @@ static block share(const block *whole, long part, long parts, long size) {
 
 /* ---- one block, in pieces: some sequences after the others, whose numbers stay in L2 -------------------- */
 
-enum { ENOUGH_ROWS = 64, SMALL_BLOCK = 1 << 18 /* numbers: half of L2 */ };
+enum { ENOUGH_ROWS = 64, SMALL_BLOCK = 1 << 18 /* numbers: 1 MiB */ };
 
 /* In how many: a sequence each, or as many as have enough rows, if all matrices leave room beside them; else in one. */
 static long pieces_of(const block *s) {

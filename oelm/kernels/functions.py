@@ -31,6 +31,7 @@ def applies(*tensors: Tensor) -> bool:
 
 def ours_multiply(*tensors: Tensor) -> bool:
     """Whether a product of these is ours to compute."""
+    # In this order: torch's compiler, if it is looking on, must not look into what reads files.
     return applies(*tensors) and products_pay() and all(x.numel() for x in tensors)
 
 
