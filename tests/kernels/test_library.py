@@ -58,7 +58,6 @@ def test_a_cache_that_cannot_be_written_to_is_no_error(tmp_path):
     assert ask(tmp_path)[0] == "torch"
 
 
-@needs_compiler
 @pytest.mark.parametrize(
     ("about", "large", "taken"),
     [
