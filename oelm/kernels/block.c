@@ -105,6 +105,19 @@ static void forwards(const projection *p, const float *x, float *y, const float 
     product(x, (long[]){in, 1}, p->w, strides, y, out, start, start_row, N, out, in, threads);
 }
 
+/* dx = dy w */
+static void backwards(const projection *p, const float *dy, float *dx, int add_dx, long N, long out, long in,
+                      int threads) {
+    const long *strides = p->in_panels ? (long[]){0, 0} : (long[]){in, 1};
+    product(dy, (long[]){out, 1}, p->w, strides, dx, in, add_dx ? dx : NULL, in, N, in, out, threads);
+}
+
+/* The gradients of w and of the bias. */
+static void weights_backward(const projection *p, const float *dy, const float *x, int add, long N, long out, long in,
+                             int threads) {
+    linear_backward(dy, x, NULL, NULL, 0, p->dw, p->dbias, add, N, out, in, threads);
+}
+
 /* y = x wᵀ + bias, or what an identity reads of x; to that, few bᵀ is added. */
 static void project(const projection *p, const float *x, const float *few, long few_row, long N, long D, int threads) {
     const float *base = p->y;
@@ -119,8 +132,10 @@ static void project(const projection *p, const float *x, const float *few, long 
 static void project_backward(const projection *p, const float *dy, const float *x, float *dx, int add_dx,
                              const float *few, float *dfew, long few_row, float *db, int add, long N, long D,
                              int threads) {
-    if (p->w) linear_backward(dy, x, p->w, dx, add_dx, p->dw, p->dbias, add, N, D, D, threads);
-    else read_channels_backward(p, dy, dx, add_dx, N, D, threads);
+    if (p->w) {
+        backwards(p, dy, dx, add_dx, N, D, D, threads);
+        weights_backward(p, dy, x, add, N, D, D, threads);
+    } else read_channels_backward(p, dy, dx, add_dx, N, D, threads);
     if (!p->a) return;
     product(dy, (long[]){D, 1}, p->b, (long[]){p->rank, 1}, dfew, few_row, NULL, 0, N, p->rank, D, threads);
     if (p->db) product(few, (long[]){1, few_row}, dy, (long[]){D, 1}, db, D, add ? db : NULL, D, p->rank, D, N, threads);
@@ -232,13 +247,14 @@ static void mlp_backward(const block *s) {
                            N, D, threads);
         dy = dx;
     }
-    linear_backward(dy, NULL, s->down.w, dwide, 0, NULL, NULL, 0, N, D, F, threads);
+    backwards(&s->down, dy, dwide, 0, N, D, F, threads);
     if (s->active) multiply(dwide, s->up.y, N * F, threads);
     else gelu_backward(s->up.y, dwide, dwide, active, N * F, s->by_tanh, threads);
-    linear_backward(dy, active, NULL, NULL, 0, s->down.dw, s->down.dbias, add, N, D, F, threads);
+    weights_backward(&s->down, dy, active, add, N, D, F, threads);
     if (!s->active) free(active);
     normalise(s->middle, s->mlp_norm.w, s->mlp_norm.b, s->eps, s->rms, normed, moments, N, D, threads);
-    linear_backward(dwide, normed, s->up.w, dnormed, 0, s->up.dw, s->up.dbias, add, N, F, D, threads);
+    backwards(&s->up, dwide, dnormed, 0, N, F, D, threads);
+    weights_backward(&s->up, dwide, normed, add, N, F, D, threads);
     free(dwide);
     if (dx != dy) memcpy(dx, dy, N * D * sizeof(float));
     normalise_backward(dnormed, s->middle, moments, s->mlp_norm.w, s->rms, dx, s->mlp_norm.dw, s->mlp_norm.db, add, N,
@@ -256,7 +272,8 @@ static void heads_backward(const block *s, const updates *of_rank) {
     float *dheads = dnormed, *dqkv[3];
     const projection *of[] = {&s->q, &s->k, &s->v};
     const float *qkv[3];
-    linear_backward(dx, s->heads, s->o.w, dheads, 0, s->o.dw, s->o.dbias, add, N, D, D, threads);
+    backwards(&s->o, dx, dheads, 0, N, D, D, threads);
+    weights_backward(&s->o, dx, s->heads, add, N, D, D, threads);
     normalise(s->x, s->attention_norm.w, s->attention_norm.b, s->eps, s->rms, normed, moments, N, D, threads);
     for (int i = 0; i < 3; i++) qkv[i] = of[i]->y ? of[i]->y : normed, dqkv[i] = room(N * D);
     long strides[8][3];
@@ -325,23 +342,28 @@ static long pieces_of(const block *s) {
     return pieces;
 }
 
+/* All matrices of a block in panels, which each product would make anew: transposed as it multiplies forward, or as
+   they are. To be freed. */
+static float *in_panels(block *s, int forward) {
+    long D = s->H * s->E, F = s->F, wide = at_least(D, TILE_COLUMNS);
+    float *panels = room((4 * wide + at_least(F, TILE_COLUMNS)) * D + wide * F), *here = panels;
+    projection *of[] = {&s->q, &s->k, &s->v, &s->o, &s->up, &s->down};
+    for (int i = 0; i < 6; i++) {
+        long out = i == 4 ? F : D, in = i == 5 ? F : D;
+        if (!of[i]->w) continue;
+        if (forward) column_panels(of[i]->w, 1, in, here, out, in);
+        else column_panels(of[i]->w, in, 1, here, in, out);
+        of[i]->w = here, of[i]->in_panels = 1;
+        here += forward ? at_least(out, TILE_COLUMNS) * in : at_least(in, TILE_COLUMNS) * out;
+    }
+    return panels;
+}
+
 static void block_forward(const block *s) {
-    long D = s->H * s->E, F = s->F, pieces = pieces_of(s);
+    long pieces = pieces_of(s);
     block whole = *s;
     updates of_rank = prepared(s);
-    float *panels = NULL;
-    if (pieces > 1) { /* which each product would make anew */
-        long wide = at_least(D, TILE_COLUMNS);
-        float *here = panels = room(4 * wide * D + at_least(F, TILE_COLUMNS) * D + wide * F);
-        projection *of[] = {&whole.q, &whole.k, &whole.v, &whole.o, &whole.up, &whole.down};
-        for (int i = 0; i < 6; i++) {
-            long out = i == 4 ? F : D, in = i == 5 ? F : D;
-            if (!of[i]->w) continue;
-            column_panels(of[i]->w, 1, in, here, out, in);
-            of[i]->w = here, of[i]->in_panels = 1;
-            here += at_least(out, TILE_COLUMNS) * in;
-        }
-    }
+    float *panels = pieces > 1 ? in_panels(&whole, 1) : NULL;
     for (long i = 0; i < pieces; i++) {
         block piece = share(&whole, i, pieces, 0);
         piece_forward(&piece, &of_rank);
@@ -352,14 +374,17 @@ static void block_forward(const block *s) {
 /* By halves, so that one's matrices and their gradients fit into L2. */
 static void block_backward(const block *s) {
     long D = s->H * s->E, pieces = pieces_of(s);
+    block whole = *s;
     updates of_rank = prepared(s);
+    float *panels = pieces > 1 ? in_panels(&whole, 0) : NULL;
     for (int half = 0; half < 2; half++)
         for (long i = 0; i < pieces; i++) {
-            block piece = share(s, i, pieces, 0);
+            block piece = share(&whole, i, pieces, 0);
             piece.add = i > 0;
             if (half) heads_backward(&piece, &of_rank);
             else mlp_backward(&piece);
         }
+    free(panels);
     if (!s->few) return;
     join(s, of_rank.da, 1);
     const projection *of[] = {&s->q, &s->k, &s->v};

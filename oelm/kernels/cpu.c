@@ -137,30 +137,48 @@ static void narrow_product_of_one(const float *a, long a_row, long a_k, const fl
     free(panels);
 }
 
+/* With all of b in panels, and whole tiles only: what a tile is asked to do may then not take long. */
+static void product_by_panels(const float *a, long a_row, const float *panels, float *c, long c_row, const float *start,
+                              long start_row, long M, long N, long K) {
+    for (long i = 0; i < M; i += TILE_ROWS)
+        for (long j = 0; j < N; j += TILE_COLUMNS)
+            tile(a + i * a_row, a_row, 1, panels + j * K, TILE_COLUMNS, c + i * c_row + j, c_row, K,
+                 start ? start + i * start_row + j : NULL, start_row);
+}
+
+/* What one thread does of a product. */
+static void product_of_part(const float *a, const long *a_stride, const float *b, const long *b_stride, float *c,
+                            long c_row, const float *start, long start_row, long M, long N, long K) {
+    long a_row = a_stride[0], a_k = a_stride[1], b_k = b_stride[0], b_column = b_stride[1];
+    int in_panels = !b_k;
+    if ((PARTS ? N <= LANES : N == LANES) && b_column == 1)
+        narrow_product_of_one(a, a_row, a_k, b, b_k, c, c_row, start, start_row, M, PARTS ? N : LANES, K);
+    else if (in_panels && a_k == 1 && M % TILE_ROWS == 0 && N % TILE_COLUMNS == 0)
+        product_by_panels(a, a_row, b, c, c_row, start, start_row, M, N, K);
+    else if (sgemm && !in_panels && M * N * K >= FOR_BLAS)
+        product_by_blas(a, a_row, a_k, b, b_k, b_column, c, c_row, start, start_row, M, N, K);
+    else
+        product_of_one(a, a_row, a_k, b, b_k, b_column, c, c_row, start, start_row, M, N, K);
+}
+
 /* C[M × N] = A[M × K] B[K × N], added to `start` if there is one: a matrix like C, such as C itself, or, with rows
    of length 0, a vector. Of the two strides of A, and of B, one is 1; or both of B are 0, and it is in panels, as
    `column_panels` makes them of at most DEPTH rows. Each thread takes a part of the longer side of C. */
 void product(const float *a, const long *a_stride, const float *b, const long *b_stride, float *c, long c_row,
              const float *start, long start_row, long M, long N, long K, int threads) {
+    if (threads == 1) { /* else OpenMP makes a team of one: more than half a microsecond */
+        product_of_part(a, a_stride, b, b_stride, c, c_row, start, start_row, M, N, K);
+        return;
+    }
     int by_rows = M >= N;
     long length = by_rows ? M : N, unit = by_rows ? TILE_ROWS : TILE_COLUMNS;
     long part = at_least((length + threads - 1) / threads, unit);
 #pragma omp parallel for num_threads(threads)
     for (long first = 0; first < length; first += part) {
         long size = least(part, length - first), row = by_rows ? first : 0, column = by_rows ? 0 : first;
-        const float *left = a + row * a_stride[0], *right = b + column * (b_stride[0] ? b_stride[1] : K);
-        const float *from = start ? start + row * start_row + column : NULL;
-        float *to = c + row * c_row + column;
-        long rows = by_rows ? size : M, columns = by_rows ? N : size;
-        if ((PARTS ? columns <= LANES : columns == LANES) && b_stride[1] == 1)
-            narrow_product_of_one(left, a_stride[0], a_stride[1], right, b_stride[0], to, c_row, from, start_row, rows,
-                                  PARTS ? columns : LANES, K);
-        else if (sgemm && b_stride[0] && rows * columns * K >= FOR_BLAS)
-            product_by_blas(left, a_stride[0], a_stride[1], right, b_stride[0], b_stride[1], to, c_row, from, start_row,
-                            rows, columns, K);
-        else
-            product_of_one(left, a_stride[0], a_stride[1], right, b_stride[0], b_stride[1], to, c_row, from, start_row,
-                           rows, columns, K);
+        product_of_part(a + row * a_stride[0], a_stride, b + column * (b_stride[0] ? b_stride[1] : K), b_stride,
+                        c + row * c_row + column, c_row, start ? start + row * start_row + column : NULL, start_row,
+                        by_rows ? size : M, by_rows ? N : size, K);
     }
 }
 
