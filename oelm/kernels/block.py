@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._utils import _unflatten_dense_tensors as unflatten
 from torch.autograd.function import once_differentiable
 
 from oelm.kernels.functions import CHANNELS, array, kernels, ours_multiply
@@ -133,16 +134,15 @@ class _Function(torch.autograd.Function):
         layers = [{place: next(saved) for place in places} for places in ctx.places]
         named = zip(layers, (names for _, names in ctx.parts), strict=True)
         wanted = [(layer, name, next(needed)) for layer, names in named for name in names]
-        sizes = [layer[name].numel() if need else 0 for layer, name, need in wanted]
+        size = sum(layer[name].numel() for layer, name, need in wanted if need)
         # All in one, and once more for every other lane.
-        gradients = dy.new_empty(ctx.lanes, sum(sizes))
-        found: list[Tensor | None] = []
-        for (layer, name, need), piece in zip(
-            wanted, torch.split(gradients[0], sizes), strict=True
-        ):
-            found.append(piece.view(layer[name].shape) if need else None)
-            if need:
-                layer[_GRADIENT[name]] = piece
+        gradients = dy.new_empty(ctx.lanes, size)
+        needy = [(layer, name) for layer, name, need in wanted if need]
+        pieces = unflatten(gradients[0], [layer[name] for layer, name in needy])
+        for (layer, name), piece in zip(needy, pieces, strict=True):
+            layer[_GRADIENT[name]] = piece
+        coming = iter(pieces)
+        found = [next(coming) if need else None for _, _, need in wanted]
         dy = dy.contiguous()
         dx = torch.empty_like(dy)
         ends = [{"dy": dx, "dx": dx} for _ in layers]
@@ -152,7 +152,7 @@ class _Function(torch.autograd.Function):
             for (shape, _), layer, own in zip(ctx.parts, layers, ends, strict=True)
         ]
         kernels().blocks_backward(
-            _addresses(structures), len(structures), ctx.lanes, gradients.data_ptr(), sum(sizes)
+            _addresses(structures), len(structures), ctx.lanes, gradients.data_ptr(), size
         )
         return dx, None, None, None, *found
 

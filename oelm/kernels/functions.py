@@ -208,25 +208,25 @@ def cross_entropy_(logits_NV: Tensor, target_N: Tensor, *, gradient: bool) -> Te
 
 
 def head_loss(
-    h_ND: Tensor, weight_VD: Tensor, target_N: Tensor, share_N: Tensor, *, need: tuple[bool, bool]
+    h_ND: Tensor, weight_VD: Tensor, target_N: Tensor, *, ignored: int, need: tuple[bool, bool]
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Each row's loss [N] with the logits h Wᵀ, where products are ours.
+    """The mean loss of the logits h Wᵀ over the targets that are not `ignored`, where products are ours.
 
-    Also the gradients by h and W, if they are needed, of the sum in which each row has its share.
+    Also its gradients by h and W, if they are needed.
     """
     h, weight = h_ND.contiguous(), weight_VD.contiguous()
-    loss_N = h.new_empty(len(h))
+    loss = h.new_empty(())
     grad_h, grad_w = (
         torch.empty_like(x) if needed else None for x, needed in zip((h, weight), need, strict=True)
     )
-    target_N, share_N = target_N.to(torch.int64).contiguous(), share_N.contiguous()
+    target_N = target_N.to(torch.int64).contiguous()
     out_of_range = kernels().head_loss(
-        *pointers(h, weight, target_N, share_N, loss_N, grad_h, grad_w), len(h), *weight.shape,
+        *pointers(h, weight, target_N), ignored, *pointers(loss, grad_h, grad_w), len(h), *weight.shape,
         torch.get_num_threads(),
     )  # fmt: skip
     if out_of_range:
         raise no_class(len(weight))
-    return loss_N, grad_h, grad_w
+    return loss, grad_h, grad_w
 
 
 def no_class(classes: int) -> IndexError:

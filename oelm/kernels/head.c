@@ -58,12 +58,14 @@ static void dw_of_classes(const float *h, long h_row, const float *p, long p_row
     }
 }
 
-/* Each row's cross-entropy `loss` with the logits h wᵀ, and the gradients of their sum, in which each has its
-   `share`; dh, dw or both may be NULL. Returns whether a target is no class; nothing is computed then. */
-int head_loss(const float *h, const float *w, const int64_t *target, const float *share, float *loss, float *dh,
-              float *dw, long N, long V, long D, int threads) {
-    for (long r = 0; r < N; r++)
-        if (target[r] < 0 || target[r] >= V) return 1;
+/* The mean cross-entropy `loss` of the logits h wᵀ over all rows whose target is not `ignored`, and its gradients; dh, dw
+   or both may be NULL. Returns whether a target is no class; nothing is computed then. */
+int head_loss(const float *h, const float *w, const int64_t *target, long ignored, float *loss, float *dh, float *dw,
+              long N, long V, long D, int threads) {
+    long kept = 0;
+    for (long r = 0; r < N; kept += target[r++] != ignored)
+        if (target[r] != ignored && (target[r] < 0 || target[r] >= V)) return 1;
+    float share = kept ? 1.0f / kept : 0, *of_rows = room(N);
     long D_wide = at_least(D, TILE_COLUMNS), V_wide = at_least(V, TILE_COLUMNS);
     long p_row = V_wide + TILE_COLUMNS; /* no power of two: rows so far apart would fight for the same lines of L1 */
     int blas = blas_multiplies();
@@ -90,11 +92,12 @@ int head_loss(const float *h, const float *w, const int64_t *target, const float
                 if (blas) product(h_rows, (long[]){D_wide, 1}, w, (long[]){1, D}, x, p_row, NULL, 0, here, V, D, 1);
                 else by_panels(h_rows, D_wide, w_by_classes, x, p_row, here, V_wide, D);
                 for (long r = 0, n = first + from; r < here; r++, n++) {
-                    float *row = x + r * p_row, *chosen = row + target[n], of_chosen = *chosen;
+                    int counts = target[n] != ignored;
+                    float *row = x + r * p_row, *chosen = row + (counts ? target[n] : 0), of_chosen = *chosen;
                     float largest = largest_of(row, V), sum = exponentials_of_row(row, V, largest);
-                    loss[n] = logf(sum) + largest - of_chosen;
+                    of_rows[n] = counts ? logf(sum) + largest - of_chosen : 0;
                     /* Shrunk are the narrow factors and products, sparing a pass over the wide one. */
-                    *chosen -= sum, shrink[r] = share[n] / sum;
+                    *chosen -= sum, shrink[r] = counts ? share / sum : 0;
                 }
                 if (dh && blas)
                     product(x, (long[]){p_row, 1}, w, (long[]){D, 1}, dh_rows, D_wide, NULL, 0, here, D, V, 1);
@@ -123,6 +126,9 @@ int head_loss(const float *h, const float *w, const int64_t *target, const float
                             for (long n = k; n < least(k + SQUARE, D); n++) dw[i * D + n] = dw_columns[n * V_wide + i];
         free(h_rows);
     }
-    free(w_by_classes), free(w_by_channels), free(p), free(h_shrunk), free(dw_columns);
+    double sum = 0;
+    for (long n = 0; n < N; n++) sum += of_rows[n];
+    *loss = sum * share;
+    free(w_by_classes), free(w_by_channels), free(p), free(h_shrunk), free(dw_columns), free(of_rows);
     return 0;
 }

@@ -39,7 +39,7 @@ _SIGNATURES = {
     "gelu": [_pointer] * 3 + [_long, _int, _int],
     "gelu_backward": [_pointer] * 4 + [_long, _int, _int],
     "cross_entropy": [_pointer, _long, _pointer, _pointer, _long, _long, _int, _int],
-    "head_loss": [_pointer] * 7 + [_long] * 3 + [_int],
+    "head_loss": [_pointer] * 3 + [_long] + [_pointer] * 3 + [_long] * 3 + [_int],
     "product": [_pointer] * 5 + [_long, _pointer] + [_long] * 4 + [_int],
     "multiply_by": [_pointer],
     "linear": [_pointer] * 4 + [_long] * 3 + [_int],

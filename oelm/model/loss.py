@@ -44,17 +44,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, h: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         need_h, need_w, _ = ctx.needs_input_grad  # type: ignore[attr-defined]
+        if is_small(*weight.shape) and ours_multiply(h, weight):
+            loss, *ctx.grads = head_loss(  # type: ignore[attr-defined]
+                h, weight, targets, ignored=IGNORED, need=(need_h, need_w)
+            )
+            return loss
+
         device = h.device.type
         low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else h.dtype
         exact = torch.promote_types(h.dtype, torch.float32)
         kept_N1 = (targets != IGNORED)[:, None]
         row_weight_N1 = kept_N1 / kept_N1.sum().clamp(min=1).to(exact)
-        target_N = targets.clamp(min=0)
-        if is_small(*weight.shape) and ours_multiply(h, weight):
-            share = row_weight_N1[:, 0]
-            loss, *grads = head_loss(h, weight, target_N, share, need=(need_h, need_w))
-            ctx.grads = grads  # type: ignore[attr-defined]
-            return (loss * share).sum()
+        target_N = targets.masked_fill(~kept_N1[:, 0], 0)
 
         # Cast once: under autocast every chunk's product would cast the whole matrix again.
         hidden, matrix = h.to(low), weight.to(low)

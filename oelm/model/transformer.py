@@ -171,12 +171,11 @@ KNOWN_PARTS = {Block, Attention, MLP, Projection, nn.LayerNorm, nn.RMSNorm}
 
 def unobserved(part: nn.Module) -> bool:
     """Whether nobody changed it or anything in it, or listens to that."""
-    for m in part.modules():
-        if type(m) not in KNOWN_PARTS or m._forward_hooks or m._forward_pre_hooks:
-            return False
-        if m._backward_hooks or m._backward_pre_hooks:
-            return False
-    return True
+    if type(part) not in KNOWN_PARTS or part._forward_hooks or part._forward_pre_hooks:
+        return False
+    if part._backward_hooks or part._backward_pre_hooks:
+        return False
+    return all(unobserved(m) for m in part._modules.values() if m is not None)
 
 
 NORM_EPS = {"layernorm": 1e-5, "rmsnorm": 1e-6}

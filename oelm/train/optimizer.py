@@ -75,12 +75,10 @@ class AdamW(torch.optim.AdamW):
         groups = []
         shrink, self.shrink = self.shrink, 1.0
         for group in self.param_groups:
-            lists: tuple[list[Tensor], ...] = ([], [], [], [], [])
-            self._init_group(group, *lists[:4], [], lists[4])  # type: ignore[no-untyped-call, call-arg]
+            lists = self._lists(group)
             groups.append((group, lists))
-            if not plain([x for tensors in lists for x in tensors]) or self._unusual(
-                closure, group
-            ):
+            # What the optimizer knows of a tensor is like that tensor.
+            if not plain([*lists[0], *lists[1]]) or self._unusual(closure, group):
                 if shrink < 1:
                     torch._foreach_mul_(self._gradients(), shrink)
                 return self._step_by_torch(closure)
@@ -90,6 +88,17 @@ class AdamW(torch.optim.AdamW):
         for group, lists in groups:
             settings = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
             adamw_(*lists, shrink=shrink, **settings)
+
+    def _lists(self, group: dict[str, Any]) -> tuple[list[Tensor], ...]:
+        """The group's tensors that have a gradient, these, both averages, and their numbers of steps."""
+        tensors = [p for p in group["params"] if p.grad is not None]
+        states = [self.state[p] for p in tensors]
+        if not all(states):
+            lists: tuple[list[Tensor], ...] = ([], [], [], [], [])
+            self._init_group(group, *lists[:4], [], lists[4])  # type: ignore[no-untyped-call, call-arg]
+            return lists
+        known = ([s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+        return tensors, [p.grad for p in tensors], *known
 
     def _unusual(self, closure: Any, group: dict[str, Any]) -> bool:
         """Whether something is asked for that only torch's step does."""
@@ -163,9 +172,13 @@ class Guard:
         self.allowed = max(allowed, SCALER_SKIPS) if scaled else allowed
         self.count = torch.zeros((), dtype=torch.long, device=device)
         self.latest = torch.full((), -1, dtype=torch.long, device=device)
+        self.good = torch.ones((), dtype=torch.bool, device=device)
 
     def watch(self, step: int, norm: Tensor) -> Tensor:
         """Note whether this step is good (a boolean tensor); call between clipping and stepping."""
+        if norm.is_cpu and not self.scaled and math.isfinite(norm):  # a CPU may be asked at once
+            self.optimizer.found_inf = None  # type: ignore[attr-defined]
+            return self.good
         good = norm.isfinite()
         if self.scaled:
             self.count *= ~good
