@@ -35,6 +35,51 @@ def ours_multiply(*tensors: Tensor) -> bool:
     return applies(*tensors) and products_pay() and all(x.numel() for x in tensors)
 
 
+def embed(
+    tokens_BT: Tensor, weight_VD: Tensor, positions_SD: Tensor | None, start: int = 0
+) -> Tensor:
+    """The tokens' rows of `weight` [B, T, D], with those of their positions added, of which the first is `start`."""
+    if applies(weight_VD, *(() if positions_SD is None else (positions_SD,))):
+        y: Tensor = _Embed.apply(tokens_BT, weight_VD, positions_SD, start)  # type: ignore[no-untyped-call]
+        return y
+    x = F.embedding(tokens_BT, weight_VD)
+    return x if positions_SD is None else x + positions_SD[start : start + x.shape[1]]
+
+
+class _Embed(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tokens: Tensor, weight: Tensor, positions: Tensor | None, start: int
+    ) -> Tensor:
+        tokens, weight = tokens.to(torch.int64).contiguous(), weight.contiguous()
+        places = None if positions is None else positions[start : start + tokens.shape[1]].contiguous()
+        y = weight.new_empty(*tokens.shape, weight.shape[1])
+        out_of_range = kernels().embed(
+            *pointers(tokens, weight, places, y), tokens.numel(), tokens.shape[1], *weight.shape,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        if out_of_range:
+            raise IndexError(f"a token is not one of the {len(weight)}")
+        ctx.tokens, ctx.start, ctx.shape = tokens, start, weight.shape
+        ctx.positions = 0 if positions is None else len(positions)
+        return y
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (V, D), T, dy = ctx.shape, dy.shape[1], dy.contiguous()
+        dweight = dy.new_empty(V, D) if ctx.needs_input_grad[1] else None
+        dpositions, dplaces = None, None
+        if ctx.needs_input_grad[2]:
+            make = dy.new_empty if ctx.positions == T else dy.new_zeros
+            dpositions = make(ctx.positions, D)
+            dplaces = dpositions[ctx.start :]
+        kernels().embed_backward(
+            *pointers(ctx.tokens, dy, dweight, dplaces), ctx.tokens.numel(), T, V, D, torch.get_num_threads()
+        )  # fmt: skip
+        return None, dweight, dpositions, None
+
+
 def product(
     a: Tensor, b: Tensor, start: Tensor | None = None, *, out: Tensor | None = None
 ) -> Tensor:

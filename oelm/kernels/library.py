@@ -22,7 +22,7 @@ import torch
 log = logging.getLogger(__name__)
 
 SWITCH = "OELM_KERNELS"
-UNITS = ("cpu", "head", "block", "token", "update")
+UNITS = ("cpu", "embedding", "head", "block", "token", "update")
 HEADERS = ("cpu.h", "vectors.h", "tiles.h")
 # Sums are computed as they are written, and NaN and infinity, by which a diverging run is noticed, are kept.
 FLAGS = (
@@ -36,6 +36,8 @@ _float, _double = ctypes.c_float, ctypes.c_double
 _SIGNATURES = {
     "attention": [_pointer] * 5 + [_long] * 4 + [_pointer, _long, _float, _int, _int],
     "attention_backward": [_pointer] * 9 + [_long] * 4 + [_pointer, _long, _float, _int, _int],
+    "embed": [_pointer] * 4 + [_long] * 4 + [_int],
+    "embed_backward": [_pointer] * 4 + [_long] * 4 + [_int],
     "gelu": [_pointer] * 3 + [_long, _int, _int],
     "gelu_backward": [_pointer] * 4 + [_long, _int, _int],
     "cross_entropy": [_pointer, _long, _pointer, _pointer, _long, _long, _int, _int],

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from oelm.errors import UserError
 from oelm.kernels import block as in_one
 from oelm.kernels.block import SMALL
-from oelm.kernels.functions import gelu
+from oelm.kernels.functions import embed, gelu
 from oelm.methods import Method
 from oelm.model.attention import Attention, Cache, rotation_table
 from oelm.model.config import ModelConfig
@@ -166,7 +166,7 @@ KERNEL_NAMES = {
     "low_rank_out": "b",
 }
 
-KNOWN_PARTS = {Block, Attention, MLP, Projection, nn.LayerNorm, nn.RMSNorm}
+KNOWN_PARTS = {Block, Attention, MLP, Projection, nn.LayerNorm, nn.RMSNorm, nn.Embedding}
 
 
 def unobserved(part: nn.Module) -> bool:
@@ -273,10 +273,7 @@ class Transformer(nn.Module):
             raise UserError(
                 f"a sequence of {start + T} tokens is longer than the model's seq_len {self.config.seq_len}"
             )
-        x = self.token_embedding(tokens_BT)
-        if self.position_embedding is not None:
-            x = x + self.position_embedding.weight[start : start + T]
-        x = F.dropout(x, self.config.dropout, self.training)
+        x = F.dropout(self._embedded(tokens_BT, start), self.config.dropout, self.training)
         rotation = None
         if self.turns:
             rotation = self.cos[start : start + T], self.sin[start : start + T]
@@ -306,6 +303,13 @@ class Transformer(nn.Module):
         if together and torch.get_num_threads() == 2 and len(x) % 2 == 0:
             return trunk(x, lanes=2)  # each lane needs one thread only, so the kernel can have both
         return self.lanes(trunk, x)
+
+    def _embedded(self, tokens_BT: Tensor, start: int) -> Tensor:
+        positions = None if self.position_embedding is None else self.position_embedding.weight
+        if unobserved(self.token_embedding):
+            return embed(tokens_BT, self.token_embedding.weight, positions, start)
+        x: Tensor = self.token_embedding(tokens_BT)
+        return x if positions is None else x + positions[start : start + x.shape[1]]
 
     def _together(self, x: Tensor) -> bool:
         """Whether x can go through all blocks and the norm in one call, and they are small enough.
