@@ -137,11 +137,12 @@ static void narrow_product_of_one(const float *a, long a_row, long a_k, const fl
     free(panels);
 }
 
-/* With all of b in panels, and whole tiles only: what a tile is asked to do may then not take long. */
+/* With all of b in panels, each of which stays in L1 for all rows, and whole tiles only: what a tile is asked to do may
+   then not take long. */
 static void product_by_panels(const float *a, long a_row, const float *panels, float *c, long c_row, const float *start,
                               long start_row, long M, long N, long K) {
-    for (long i = 0; i < M; i += TILE_ROWS)
-        for (long j = 0; j < N; j += TILE_COLUMNS)
+    for (long j = 0; j < N; j += TILE_COLUMNS)
+        for (long i = 0; i < M; i += TILE_ROWS)
             tile(a + i * a_row, a_row, 1, panels + j * K, TILE_COLUMNS, c + i * c_row + j, c_row, K,
                  start ? start + i * start_row + j : NULL, start_row);
 }

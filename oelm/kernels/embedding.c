@@ -14,9 +14,10 @@ int embed(const int64_t *ids, const float *w, const float *positions, float *y, 
 #pragma omp parallel for num_threads(threads)
     for (long n = 0; n < N; n++) {
         const float *row = w + ids[n] * D, *place = positions + n % T * D;
-        if (!positions) memcpy(y + n * D, row, D * sizeof(float));
+        float *restrict to = y + n * D;
+        if (!positions) memcpy(to, row, D * sizeof(float));
         else
-            for (long d = 0; d < D; d++) y[n * D + d] = row[d] + place[d];
+            for (long d = 0; d < D; d++) to[d] = row[d] + place[d];
     }
     return 0;
 }
@@ -36,10 +37,12 @@ void embed_backward(const int64_t *ids, const float *dy, float *dw, float *dposi
             long some = least(part, D - first);
             for (long t = 0; dpositions && t < T; t++) memset(dpositions + t * D + first, 0, some * sizeof(float));
             for (long n = 0; n < N; n++) {
-                const float *from = dy + n * D + first;
-                float *of_token = dw + ids[n] * D + first, *of_place = dpositions + n % T * D + first;
-                for (long d = 0; dw && d < some; d++) of_token[d] += from[d];
-                for (long d = 0; dpositions && d < some; d++) of_place[d] += from[d];
+                const float *restrict from = dy + n * D + first;
+                float *restrict of_token = dw + ids[n] * D + first, *restrict of_place = dpositions + n % T * D + first;
+                if (dw)
+                    for (long d = 0; d < some; d++) of_token[d] += from[d];
+                if (dpositions)
+                    for (long d = 0; d < some; d++) of_place[d] += from[d];
             }
         }
     }
