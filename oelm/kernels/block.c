@@ -397,22 +397,22 @@ static void block_backward(const block *s) {
 /* ---- several blocks, in lanes: each takes its share of the sequences through all of them, alone --------- */
 
 /* One lane is no parallel region, in which its operations could have no threads of their own. */
-void blocks_forward(const block *const *blocks, long n, long lanes) {
+void blocks_forward(const block *blocks, long n, long lanes) {
     if (lanes == 1)
-        for (long i = 0; i < n; i++) block_forward(blocks[i]);
+        for (long i = 0; i < n; i++) block_forward(blocks + i);
     else
 #pragma omp parallel for num_threads(lanes)
         for (long lane = 0; lane < lanes; lane++)
             for (long i = 0; i < n; i++) {
-                block s = share(blocks[i], lane, lanes, 0);
+                block s = share(blocks + i, lane, lanes, 0);
                 block_forward(&s);
             }
 }
 
 /* `gradients` are those of all weights, `size` numbers for each lane; the sum takes the place of the first. */
-void blocks_backward(const block *const *blocks, long n, long lanes, float *gradients, long size) {
+void blocks_backward(const block *blocks, long n, long lanes, float *gradients, long size) {
     if (lanes == 1) {
-        for (long i = n; i--;) block_backward(blocks[i]);
+        for (long i = n; i--;) block_backward(blocks + i);
         return;
     }
 #pragma omp parallel num_threads(lanes)
@@ -420,7 +420,7 @@ void blocks_backward(const block *const *blocks, long n, long lanes, float *grad
 #pragma omp for
         for (long lane = 0; lane < lanes; lane++)
             for (long i = n; i--;) {
-                block s = share(blocks[i], lane, lanes, size);
+                block s = share(blocks + i, lane, lanes, size);
                 block_backward(&s);
             }
 #pragma omp for

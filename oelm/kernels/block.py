@@ -1,7 +1,7 @@
 """Transformer blocks as one torch function: one call of `block.c` forward, one backward."""
 
-import ctypes
 import functools
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,14 +11,14 @@ from torch import Tensor
 from torch._utils import _unflatten_dense_tensors as unflatten
 from torch.autograd.function import once_differentiable
 
-from oelm.kernels.functions import CHANNELS, array, kernels, ours_multiply
+from oelm.kernels.functions import CHANNELS, kernels, ours_multiply, packed
 
 SMALL = 2**21
 """Bytes up to which holding a tensor for backward is better than computing it again."""
 FEW = 2**27
 """Bytes of hidden layers and gradients that all blocks may hold until backward is through them."""
 
-# The structure `block` of block.c, field by field; each takes eight bytes, so that it is an array to fill.
+# The structure `block` of block.c, field by field; each takes eight bytes, so that it is a list of numbers.
 # `add` and `in_panels` are for block.c itself.
 _SIZES = ("B", "T", "H", "E", "F", "rms", "causal", "by_tanh", "threads", "add")
 _PROJECTION = (
@@ -52,7 +52,6 @@ _FIELDS = (
 )
 _PLACE = {name: i for i, name in enumerate(_FIELDS)}
 _GRADIENT = {name: ".d".join(name.split(".")) for name in _FIELDS if "." in name}
-_Structure = ctypes.c_int64 * len(_FIELDS)
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,8 @@ class Shape:
     @functools.cached_property
     def eps_bits(self) -> int:
         """As the structure holds it."""
-        return ctypes.c_int64.from_buffer(ctypes.c_double(self.eps)).value
+        bits: int = struct.unpack("q", struct.pack("d", self.eps))[0]
+        return bits
 
 
 def applies(x_BTD: Tensor, weight: Tensor | None, shape: Shape) -> bool:
@@ -122,7 +122,7 @@ class _Function(torch.autograd.Function):
             x = torch.empty_like(x)
             structures.append(_described(x, shape, {**tensors, "y": x}))
             layers.append(tensors)
-        kernels().blocks_forward(_addresses(structures), len(structures), lanes)
+        kernels().blocks_forward(b"".join(structures), len(structures), lanes)
         ctx.parts, ctx.lanes, ctx.places = parts, lanes, [tuple(layer) for layer in layers]
         ctx.save_for_backward(*(tensor for layer in layers for tensor in layer.values()))
         return x
@@ -152,7 +152,7 @@ class _Function(torch.autograd.Function):
             for (shape, _), layer, own in zip(ctx.parts, layers, ends, strict=True)
         ]
         kernels().blocks_backward(
-            _addresses(structures), len(structures), ctx.lanes, gradients.data_ptr(), size
+            b"".join(structures), len(structures), ctx.lanes, gradients.data_ptr(), size
         )
         return dx, None, None, None, *found
 
@@ -185,23 +185,18 @@ def _kept(
     return kept
 
 
-def _addresses(structures: "list[ctypes.Array[ctypes.c_int64]]") -> "ctypes.Array[ctypes.c_void_p]":
-    return array(map(ctypes.addressof, structures))
-
-
-def _described(
-    x: Tensor, shape: Shape, tensors: Mapping[str, Tensor]
-) -> "ctypes.Array[ctypes.c_int64]":
+def _described(x: Tensor, shape: Shape, tensors: Mapping[str, Tensor]) -> bytes:
     """The C structure, with a null pointer for every tensor that is not there."""
     (B, T, D), H = x.shape, shape.n_heads
-    found = _Structure(
+    first = (
         B, T, H, D // H, shape.d_ff, shape.rms, shape.causal, shape.by_tanh,
         torch.get_num_threads(), False, shape.eps_bits,
     )  # fmt: skip
+    found = [*first, *[0] * (len(_FIELDS) - len(first))]
     for part, ahead in zip("qkv", shape.ahead, strict=True):
         found[_PLACE[f"{part}.ahead"]] = ahead
         if f"{part}.a" in tensors:
             found[_PLACE[f"{part}.rank"]] = len(tensors[f"{part}.a"])
     for name, tensor in tensors.items():
         found[_PLACE[name]] = tensor.data_ptr()
-    return found
+    return packed(found)
