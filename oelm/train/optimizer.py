@@ -89,6 +89,8 @@ class AdamW(torch.optim.AdamW):
             settings = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
             adamw_(*lists, shrink=shrink, **settings)
 
+    step.hooked = True  # type: ignore[attr-defined]  # else torch wraps it, to look for hooks and a profiler
+
     def _lists(self, group: dict[str, Any]) -> tuple[list[Tensor], ...]:
         """The group's tensors that have a gradient, these, both averages, and their numbers of steps."""
         tensors = [p for p in group["params"] if p.grad is not None]
