@@ -207,7 +207,8 @@ def summary(workload, evaluation, turns, losses):
 def show(result):
     print(f"{result['workload']}: {result['batch_size']} × {result['seq_len']} tokens, fp32, "
           f"{result['threads']} threads, median of {result['rounds']} interleaved rounds; "
-          f"peak {result['peak_gflops']:.0f} GFLOP/s (torch's products {result['torch_gflops']:.0f})")  # fmt: skip
+          f"peak {result['peak_gflops']:.0f} GFLOP/s, of torch's products "
+          f"{result['torch_gflops']:.0f}")  # fmt: skip
     print(f"{'':<26}{'step':>9}{'tokens/s':>10}{'of peak':>9}{'memory':>11}   time of ours")
     for name, row in result["rows"].items():
         median, low, high = row["time_of_ours"]

@@ -138,7 +138,9 @@ class _Function(torch.autograd.Function):
         # All in one, and once more for every other lane.
         gradients = dy.new_empty(ctx.lanes, size)
         needy = [(layer, name) for layer, name, need in wanted if need]
-        pieces = unflatten(gradients[0], [layer[name] for layer, name in needy])
+        pieces = unflatten(  # type: ignore[no-untyped-call]
+            gradients[0], [layer[name] for layer, name in needy]
+        )
         for (layer, name), piece in zip(needy, pieces, strict=True):
             layer[_GRADIENT[name]] = piece
         coming = iter(pieces)

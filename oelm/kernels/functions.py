@@ -39,8 +39,8 @@ def ours_multiply(*tensors: Tensor) -> bool:
 def embed(
     tokens_BT: Tensor, weight_VD: Tensor, positions_SD: Tensor | None, start: int = 0
 ) -> Tensor:
-    """The tokens' rows of `weight` [B, T, D], with those of their positions added, of which the first is `start`."""
-    if applies(weight_VD, *(() if positions_SD is None else (positions_SD,))):
+    """The tokens' rows of `weight` [B, T, D], plus those of their positions, from `start` on."""
+    if applies(*(x for x in (weight_VD, positions_SD) if x is not None)):
         y: Tensor = _Embed.apply(tokens_BT, weight_VD, positions_SD, start)  # type: ignore[no-untyped-call]
         return y
     x = F.embedding(tokens_BT, weight_VD)
@@ -53,7 +53,8 @@ class _Embed(torch.autograd.Function):
         ctx: Any, tokens: Tensor, weight: Tensor, positions: Tensor | None, start: int
     ) -> Tensor:
         tokens, weight = tokens.to(torch.int64).contiguous(), weight.contiguous()
-        places = None if positions is None else positions[start : start + tokens.shape[1]].contiguous()
+        here = slice(start, start + tokens.shape[1])
+        places = None if positions is None else positions[here].contiguous()
         y = weight.new_empty(*tokens.shape, weight.shape[1])
         out_of_range = kernels().embed(
             *pointers(tokens, weight, places, y), tokens.numel(), tokens.shape[1], *weight.shape,

@@ -116,9 +116,10 @@ def build() -> Path:
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         raise FileNotFoundError("no C compiler was found; install gcc to have them")
-    flags = (*FLAGS, f"-DL2_IS_LARGE={int(l2_is_large())}")
-    if "avx512f" in processor():  # compilers take vectors half as wide in loops, unless they are told
-        flags += ("-mprefer-vector-width=512",)
+    flags = [*FLAGS, f"-DL2_IS_LARGE={int(l2_is_large())}"]
+    if "avx512f" in processor():
+        # Unless they are told, compilers take vectors half as wide in loops.
+        flags.append("-mprefer-vector-width=512")
     about = repr((sources, compiler, flags, processor()))
     folder = Path(platformdirs.user_cache_dir("oelm")) / "kernels"
     target = folder / f"{hashlib.sha256(about.encode()).hexdigest()[:16]}.so"

@@ -50,7 +50,7 @@ class Clock:
 
 
 def matmul_peak(device: torch.device, precision: str, seconds: float = 0.0) -> float:
-    """Operations per second of the best of several large matrix products, here and now, the quickest way we know.
+    """Operations per second of the best of several large matrix products, here and now.
 
     Each is repeated for so many seconds, and the rate is that of all its repetitions: a machine that
     others use too is slower for seconds at a time, and steps are not timed in its best moments either.
@@ -59,7 +59,7 @@ def matmul_peak(device: torch.device, precision: str, seconds: float = 0.0) -> f
 
 
 def matmul_rates(device: torch.device, precision: str, seconds: float = 0.0) -> dict[str, float]:
-    """The same with torch's products and, where the kernels multiply, with those: a limit must hold for both."""
+    """The same of torch's products and, where the kernels multiply, of theirs: the limit is the higher."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     best: dict[str, float] = {}
     for m, k, n in CPU_SHAPES if device.type == "cpu" else GPU_SHAPES:

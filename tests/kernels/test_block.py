@@ -207,7 +207,10 @@ def test_dropout_and_whoever_listens_to_a_part_are_served_by_the_modules():
     listener = model.blocks[0].register_full_backward_hook(lambda *_: heard.append(2))
     model.hidden(torch.zeros(2, 5, dtype=torch.long)).sum().backward()
     listener.remove()
-    assert heard == [1, 2]
+    listener = model.token_embedding.register_forward_hook(lambda *_: heard.append(3))
+    model.hidden(torch.zeros(2, 5, dtype=torch.long))
+    listener.remove()
+    assert heard == [1, 2, 3]
     y, _ = through(model, inputs(1, 5))
     assert "_Function" in type(y.grad_fn).__name__
 

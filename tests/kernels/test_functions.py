@@ -133,6 +133,46 @@ def test_a_row_of_a_product_depends_neither_on_the_threads_nor_on_the_rows_besid
         torch.set_num_threads(before)
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    B=st.integers(1, 4), T=st.integers(1, 40), D=st.integers(1, 70), V=st.integers(1, 60),
+    start=st.integers(0, 3), more=st.integers(0, 3), placed=st.booleans(),
+    frozen=st.sampled_from(["", "weight", "positions"]), threads=st.integers(1, 3), seed=any_seed,
+)  # fmt: skip
+def test_embeddings_and_their_gradients_are_torchs(
+    B, T, D, V, start, more, placed, frozen, threads, seed
+):
+    weight, positions = normal(V, D, seed=seed), normal(start + T + more, D, seed=seed + 1)
+    weight.requires_grad_(frozen != "weight")
+    positions.requires_grad_(frozen != "positions")
+    ids = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(seed))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        y = functions.embed(ids, weight, positions if placed else None, start)
+    finally:
+        torch.set_num_threads(before)
+    exact = F.embedding(ids, weight)
+    if placed:
+        exact = exact + positions[start : start + T]
+    assert torch.equal(y, exact)
+    trained = [x for x in (weight, positions) if x.requires_grad and (placed or x is weight)]
+    if not trained:
+        assert not y.requires_grad
+        return
+    dy = normal(B, T, D, seed=seed + 2)
+    for own, theirs in zip(
+        torch.autograd.grad(y, trained, dy), torch.autograd.grad(exact, trained, dy), strict=True
+    ):
+        torch.testing.assert_close(own, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("token", [-1, 5])
+def test_a_token_without_a_row_is_refused(token):
+    with pytest.raises(IndexError, match="a token is not one of the 5"):
+        functions.embed(torch.tensor([[1, token]]), torch.ones(5, 4), None)
+
+
 def test_a_product_whose_last_part_has_few_columns_does_not_depend_on_the_threads():
     # With two threads the second has eight or sixteen columns, which are computed in another way.
     before = torch.get_num_threads()

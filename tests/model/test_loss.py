@@ -105,6 +105,19 @@ def test_a_target_that_is_no_class_is_refused():
         linear_cross_entropy(h, w, y)
 
 
+@needs_compiler
+@pytest.mark.parametrize("small", [True, False])
+def test_of_the_targets_below_0_only_one_is_ignored(small, monkeypatch):
+    h, w, y = fixed(30, 4, 7)
+    monkeypatch.setattr(loss_module, "is_small", lambda *size: small)
+    y[3] = -100
+    expected = F.cross_entropy(h @ w.T, y)
+    torch.testing.assert_close(linear_cross_entropy(h, w, y), expected)
+    y[4] = -5
+    with pytest.raises(IndexError, match="not one of the 7 classes"):
+        linear_cross_entropy(h, w, y)
+
+
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_frozen_side_gets_no_gradient(frozen):
     h, w, y = fixed(50, 4, 7)
