@@ -112,10 +112,12 @@ static void backwards(const projection *p, const float *dy, float *dx, int add_d
     product(dy, (long[]){out, 1}, p->w, strides, dx, in, add_dx ? dx : NULL, in, N, in, out, threads);
 }
 
-/* The gradients of w and of the bias. */
-static void weights_backward(const projection *p, const float *dy, const float *x, int add, long N, long out, long in,
-                             int threads) {
-    linear_backward(dy, x, NULL, NULL, 0, p->dw, p->dbias, add, N, out, in, threads);
+/* The gradients of w and of the bias; x may be there in panels too. */
+static void weights_backward(const projection *p, const float *dy, const float *x, const float *panels_of_x, int add,
+                             long N, long out, long in, int threads) {
+    if (panels_of_x && p->dw)
+        product(dy, (long[]){1, out}, panels_of_x, (long[]){0, 0}, p->dw, in, add ? p->dw : NULL, in, out, in, N, threads);
+    linear_backward(dy, x, NULL, NULL, 0, panels_of_x ? NULL : p->dw, p->dbias, add, N, out, in, threads);
 }
 
 /* y = x wᵀ + bias, or what an identity reads of x; to that, few bᵀ is added. */
@@ -129,12 +131,12 @@ static void project(const projection *p, const float *x, const float *few, long 
 }
 
 /* dx is added to what is there if `add_dx`; it may be dy where its channels are the input's. */
-static void project_backward(const projection *p, const float *dy, const float *x, float *dx, int add_dx,
-                             const float *few, float *dfew, long few_row, float *db, int add, long N, long D,
+static void project_backward(const projection *p, const float *dy, const float *x, const float *panels_of_x, float *dx,
+                             int add_dx, const float *few, float *dfew, long few_row, float *db, int add, long N, long D,
                              int threads) {
     if (p->w) {
         backwards(p, dy, dx, add_dx, N, D, D, threads);
-        weights_backward(p, dy, x, add, N, D, D, threads);
+        weights_backward(p, dy, x, panels_of_x, add, N, D, D, threads);
     } else read_channels_backward(p, dy, dx, add_dx, N, D, threads);
     if (!p->a) return;
     product(dy, (long[]){D, 1}, p->b, (long[]){p->rank, 1}, dfew, few_row, NULL, 0, N, p->rank, D, threads);
@@ -250,11 +252,11 @@ static void mlp_backward(const block *s) {
     backwards(&s->down, dy, dwide, 0, N, D, F, threads);
     if (s->active) multiply(dwide, s->up.y, N * F, threads);
     else gelu_backward(s->up.y, dwide, dwide, active, N * F, s->by_tanh, threads);
-    weights_backward(&s->down, dy, active, add, N, D, F, threads);
+    weights_backward(&s->down, dy, active, NULL, add, N, D, F, threads);
     if (!s->active) free(active);
     normalise(s->middle, s->mlp_norm.w, s->mlp_norm.b, s->eps, s->rms, normed, moments, N, D, threads);
     backwards(&s->up, dwide, dnormed, 0, N, F, D, threads);
-    weights_backward(&s->up, dwide, normed, add, N, F, D, threads);
+    weights_backward(&s->up, dwide, normed, NULL, add, N, F, D, threads);
     free(dwide);
     if (dx != dy) memcpy(dx, dy, N * D * sizeof(float));
     normalise_backward(dnormed, s->middle, moments, s->mlp_norm.w, s->rms, dx, s->mlp_norm.dw, s->mlp_norm.db, add, N,
@@ -273,7 +275,7 @@ static void heads_backward(const block *s, const updates *of_rank) {
     const projection *of[] = {&s->q, &s->k, &s->v};
     const float *qkv[3];
     backwards(&s->o, dx, dheads, 0, N, D, D, threads);
-    weights_backward(&s->o, dx, s->heads, add, N, D, D, threads);
+    weights_backward(&s->o, dx, s->heads, NULL, add, N, D, D, threads);
     normalise(s->x, s->attention_norm.w, s->attention_norm.b, s->eps, s->rms, normed, moments, N, D, threads);
     for (int i = 0; i < 3; i++) qkv[i] = of[i]->y ? of[i]->y : normed, dqkv[i] = room(N * D);
     long strides[8][3];
@@ -282,13 +284,17 @@ static void heads_backward(const block *s, const updates *of_rank) {
                        s->T, s->E, (const long(*)[3])strides, ahead, 1 / __builtin_sqrtf(s->E), s->causal, threads);
     /* Where queries are the input, their gradient is the first of those that are added. */
     if (!s->q.w && !s->q.order && !s->q.ahead) free(dnormed), dnormed = dqkv[0];
+    /* What q, k and v have read is multiplied by the gradient of each. */
+    int shared = s->v.in_panels && N <= DEPTH;
+    float *panels = shared ? room(N * at_least(D, TILE_COLUMNS)) : NULL;
+    if (shared) column_panels(normed, D, 1, panels, D, N);
     long R = ranks(s);
     float *dfew = room(N * R), *few = s->few, *dfew_here = dfew, *db = of_rank->db;
     for (int i = 0; i < 3; few += of[i]->rank, dfew_here += of[i]->rank, db += of[i++]->rank * D) {
         if (i < 2) place_backward(s, i ? &s->k_shift : &s->q_shift, dqkv[i]);
         projection in_place = {0};
-        project_backward(of[i]->y ? of[i] : &in_place, dqkv[i], normed, dnormed, i > 0, few, dfew_here, R, db, add, N,
-                         D, threads);
+        project_backward(of[i]->y ? of[i] : &in_place, dqkv[i], normed, panels, dnormed, i > 0, few, dfew_here, R, db,
+                         add, N, D, threads);
         if (dqkv[i] != dnormed) free(dqkv[i]);
     }
     if (s->few) {
@@ -296,7 +302,7 @@ static void heads_backward(const block *s, const updates *of_rank) {
         product(dfew, (long[]){R, 1}, of_rank->a, (long[]){D, 1}, dnormed, D, dnormed, D, N, D, R, threads);
         product(dfew, (long[]){1, R}, normed, (long[]){D, 1}, da, D, add ? da : NULL, D, R, D, N, threads);
     }
-    free(dfew);
+    free(dfew), free(panels);
     normalise_backward(dnormed, s->x, moments, s->attention_norm.w, s->rms, dx, s->attention_norm.dw,
                        s->attention_norm.db, add, N, D, threads);
     free(normed), free(moments), free(dnormed);
