@@ -171,6 +171,9 @@ def test_precision_follows_the_device(monkeypatch):
     assert precision.choose("auto", cpu).name == "fp32"
     assert "slow" in precision.choose("bf16", cpu).reason
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert precision.choose("auto", cpu).name == "fp32"
+    assert precision.choose("bf16", cpu).reason == "as asked"
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     assert precision.choose("auto", cpu).name == "bf16"
     assert precision.choose("fp32", cpu).name == "fp32"
     with pytest.raises(UserError, match="fp16 needs a CUDA device, not cpu"):
