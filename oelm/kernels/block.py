@@ -2,8 +2,9 @@
 
 import functools
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, compress, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ SMALL = 2**21
 """Bytes up to which holding a tensor for backward is better than computing it again."""
 FEW = 2**27
 """Bytes of hidden layers and gradients that all blocks may hold until backward is through them."""
+CACHE_LINE = 16  # numbers
 
 # The structure `block` of block.c, field by field; each takes eight bytes, so that it is a list of numbers.
 # `add` and `in_panels` are for block.c itself.
@@ -51,7 +53,8 @@ _FIELDS = (
     *("x", "dy", "log_sum", "heads", "middle", "active", "few", "stream", "y", "dx"),
 )
 _PLACE = {name: i for i, name in enumerate(_FIELDS)}
-_GRADIENT = {name: ".d".join(name.split(".")) for name in _FIELDS if "." in name}
+_GRADIENT = {name: _PLACE.get(".d".join(name.split("."))) for name in _FIELDS}
+_RANKED = ("q.a", "k.a", "v.a")
 
 
 @dataclass(frozen=True)
@@ -114,91 +117,123 @@ class _Function(torch.autograd.Function):
         lanes: int,
         *weights: Tensor,
     ) -> Tensor:
-        x, coming = x.contiguous(), iter(weights)
-        layers, structures = [], []
+        size, x = tuple(x.shape), x.contiguous()
+        weights = tuple(w.contiguous() for w in weights)
+        tables = [] if rotation is None else [table.contiguous() for table in rotation]
+        layers, at = [], 0
         for shape, names in parts:
-            tensors = {name: next(coming).contiguous() for name in names}
-            tensors |= _kept(x, shape, tensors, rotation, lanes)
-            x = torch.empty_like(x)
-            structures.append(_described(x, shape, {**tensors, "y": x}))
-            layers.append(tensors)
-        kernels().blocks_forward(b"".join(structures), len(structures), lanes)
-        ctx.parts, ctx.lanes, ctx.places = parts, lanes, [tuple(layer) for layer in layers]
-        ctx.save_for_backward(*(tensor for layer in layers for tensor in layer.values()))
+            own = weights[at : at + len(names)]
+            at += len(names)
+            ranks = tuple(len(w) for name, w in zip(names, own, strict=True) if name in _RANKED)
+            plan = _plan(shape, names, size, ranks, bool(tables), lanes, torch.get_num_threads())
+            room, y = x.new_empty(plan.room), torch.empty_like(x)
+            structure = _filled(plan, x, own, room, tables)
+            structure[_PLACE["y"]] = y.data_ptr()
+            layers.append((plan, x, room, structure))
+            x = y
+        plans, inputs, rooms, structures = zip(*layers, strict=True)
+        kernels().blocks_forward(packed(chain(*structures)), len(structures), lanes)
+        ctx.plans, ctx.lanes = plans, lanes
+        ctx.save_for_backward(*weights, *inputs, *rooms, *tables)
         return x
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        saved, needed = iter(ctx.saved_tensors), iter(ctx.needs_input_grad[4:])
-        layers = [{place: next(saved) for place in places} for places in ctx.places]
-        named = zip(layers, (names for _, names in ctx.parts), strict=True)
-        wanted = [(layer, name, next(needed)) for layer, names in named for name in names]
-        size = sum(layer[name].numel() for layer, name, need in wanted if need)
-        # All in one, and once more for every other lane.
-        gradients = dy.new_empty(ctx.lanes, size)
-        needy = [(layer, name) for layer, name, need in wanted if need]
-        pieces = unflatten(  # type: ignore[no-untyped-call]
-            gradients[0], [layer[name] for layer, name in needy]
+        saved, needed = iter(ctx.saved_tensors), ctx.needs_input_grad[4:]
+        weights, inputs, rooms = (
+            list(islice(saved, n)) for n in (len(needed), *[len(ctx.plans)] * 2)
         )
-        for (layer, name), piece in zip(needy, pieces, strict=True):
-            layer[_GRADIENT[name]] = piece
-        coming = iter(pieces)
-        found = [next(coming) if need else None for _, _, need in wanted]
+        tables = list(saved)
+        needy = list(compress(weights, needed))
+        # All in one, and once more for every other lane.
+        gradients = dy.new_empty(ctx.lanes, sum(w.numel() for w in needy))
+        pieces = iter(unflatten(gradients[0], needy))  # type: ignore[no-untyped-call]
+        found = [next(pieces) if need else None for need in needed]
         dy = dy.contiguous()
         dx = torch.empty_like(dy)
-        ends = [{"dy": dx, "dx": dx} for _ in layers]
-        ends[-1]["dy"] = dy
-        structures = [
-            _described(dy, shape, layer | own)
-            for (shape, _), layer, own in zip(ctx.parts, layers, ends, strict=True)
-        ]
+        structures, at = [], 0
+        for plan, x, room in zip(ctx.plans, inputs, rooms, strict=True):
+            own = slice(at, at + len(plan.weights))
+            at = own.stop
+            structure = _filled(plan, x, weights[own], room, tables)
+            for place, gradient in zip(plan.gradients, found[own], strict=True):
+                if place is not None and gradient is not None:
+                    structure[place] = gradient.data_ptr()
+            structure[_PLACE["dy"]] = structure[_PLACE["dx"]] = dx.data_ptr()
+            structures.append(structure)
+        structures[-1][_PLACE["dy"]] = dy.data_ptr()
         kernels().blocks_backward(
-            b"".join(structures), len(structures), ctx.lanes, gradients.data_ptr(), size
-        )
+            packed(chain(*structures)), len(structures), ctx.lanes, gradients.data_ptr(), gradients.shape[1]
+        )  # fmt: skip
         return dx, None, None, None, *found
 
 
-def _kept(
-    x: Tensor,
+class _Plan(NamedTuple):
+    """A block's structure but for its addresses, and where these belong."""
+
+    numbers: tuple[int, ...]
+    weights: tuple[int, ...]
+    gradients: tuple[int | None, ...]
+    kept: tuple[tuple[int, int], ...]
+    """What forward keeps for backward, besides the input and the weights: where in the structure, and by how
+    many bytes into a room for all of it."""
+    room: int
+    """How many numbers that takes."""
+
+
+@functools.lru_cache
+def _plan(
     shape: Shape,
-    weights: Mapping[str, Tensor],
-    rotation: tuple[Tensor, Tensor] | None,
+    names: tuple[str, ...],
+    size: tuple[int, int, int],
+    ranks: tuple[int, ...],
+    turned: bool,
     lanes: int,
-) -> dict[str, Tensor]:
-    """What a block needs in backward, besides its weights, to be filled in forward."""
-    B, T = x.shape[:2]
-    kept = {"x": x, "heads": torch.empty_like(x), "middle": torch.empty_like(x)}
-    kept["log_sum"] = x.new_empty(B, shape.n_heads, T)
-    kept["up.y"] = wide = x.new_empty(B, T, shape.d_ff)
-    if "final_norm.w" in weights:
-        kept["stream"] = torch.empty_like(x)
-    if wide.nbytes <= lanes * SMALL:
-        kept["active"] = torch.empty_like(wide)
-    if ranks := sum(len(weights[name]) for name in ("q.a", "k.a", "v.a") if name in weights):
-        kept["few"] = x.new_empty(B * T, ranks)
-    for part, ahead in zip("qkv", shape.ahead, strict=True):
-        made = any(f"{part}.{name}" in weights for name in ("w", "order", "a"))
-        moved = part != "v" and (rotation is not None or f"{part}_shift.value" in weights)
-        if made or moved or (ahead and part != "k"):  # else it is read where it lies
-            kept[f"{part}.y"] = torch.empty_like(x)
-    if rotation is not None:
-        kept["cos"], kept["sin"] = (table.contiguous() for table in rotation)
-    return kept
-
-
-def _described(x: Tensor, shape: Shape, tensors: Mapping[str, Tensor]) -> bytes:
-    """The C structure, with a null pointer for every tensor that is not there."""
-    (B, T, D), H = x.shape, shape.n_heads
+    threads: int,
+) -> _Plan:
+    (B, T, D), H = size, shape.n_heads
     first = (
-        B, T, H, D // H, shape.d_ff, shape.rms, shape.causal, shape.by_tanh,
-        torch.get_num_threads(), False, shape.eps_bits,
+        B, T, H, D // H, shape.d_ff, shape.rms, shape.causal, shape.by_tanh, threads, False,
+        shape.eps_bits,
     )  # fmt: skip
-    found = [*first, *[0] * (len(_FIELDS) - len(first))]
+    numbers = [*first, *[0] * (len(_FIELDS) - len(first))]
+    rows, wide = B * T * D, B * T * shape.d_ff
+    kept = {"heads": rows, "middle": rows, "log_sum": B * H * T, "up.y": wide}
+    if "final_norm.w" in names:
+        kept["stream"] = rows
+    if 4 * wide <= lanes * SMALL:
+        kept["active"] = wide
+    if ranks:
+        kept["few"] = B * T * sum(ranks)
+    coming = iter(ranks)
     for part, ahead in zip("qkv", shape.ahead, strict=True):
-        found[_PLACE[f"{part}.ahead"]] = ahead
-        if f"{part}.a" in tensors:
-            found[_PLACE[f"{part}.rank"]] = len(tensors[f"{part}.a"])
-    for name, tensor in tensors.items():
-        found[_PLACE[name]] = tensor.data_ptr()
-    return packed(found)
+        numbers[_PLACE[f"{part}.ahead"]] = ahead
+        numbers[_PLACE[f"{part}.rank"]] = next(coming) if f"{part}.a" in names else 0
+        made = any(f"{part}.{name}" in names for name in ("w", "order", "a"))
+        moved = part != "v" and (turned or f"{part}_shift.value" in names)
+        if made or moved or (ahead and part != "k"):  # else it is read where it lies
+            kept[f"{part}.y"] = rows
+    begins = [0, *accumulate(-(-n // CACHE_LINE) * CACHE_LINE for n in kept.values())]
+    return _Plan(
+        numbers=tuple(numbers),
+        weights=tuple(_PLACE[name] for name in names),
+        gradients=tuple(_GRADIENT[name] for name in names),
+        kept=tuple((_PLACE[name], 4 * begin) for name, begin in zip(kept, begins, strict=False)),
+        room=begins[-1],
+    )
+
+
+def _filled(
+    plan: _Plan, x: Tensor, weights: Sequence[Tensor], room: Tensor, tables: Sequence[Tensor]
+) -> list[int]:
+    """The C structure, with a null pointer for every tensor that is not there."""
+    found, begin = list(plan.numbers), room.data_ptr()
+    for place, weight in zip(plan.weights, weights, strict=True):
+        found[place] = weight.data_ptr()
+    for place, byte in plan.kept:
+        found[place] = begin + byte
+    for name, table in zip(("cos", "sin"), tables, strict=False):
+        found[_PLACE[name]] = table.data_ptr()
+    found[_PLACE["x"]] = x.data_ptr()
+    return found

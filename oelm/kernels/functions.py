@@ -2,7 +2,7 @@
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -285,7 +285,7 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
     """The norm of all numbers together."""
     if tensors and plain(tensors):
         squares = kernels().sum_of_squares(
-            packed(pointers(*tensors)), _sizes(tensors), len(tensors), torch.get_num_threads()
+            *_lists(tensors), _sizes(tensors), len(tensors), torch.get_num_threads()
         )
         return tensors[0].new_tensor(squares**0.5)
     return nn.utils.get_total_norm(tensors)
@@ -305,9 +305,8 @@ def adamw_(
     weight_decay: float,
 ) -> None:
     """A step of AdamW with `shrink` times the gradients, of what is `plain`; it counts the steps."""
-    lists = (tensors, grads, means, squares, steps)
     kernels().adamw(
-        *(packed(pointers(*x)) for x in lists), _sizes(tensors), len(tensors), shrink, lr, *betas,
+        *_lists(tensors, grads, means, squares, steps), _sizes(tensors), len(tensors), shrink, lr, *betas,
         eps, weight_decay, torch.get_num_threads(),
     )  # fmt: skip
     torch.autograd.graph.increment_version(tensors)  # else a graph would not know that they changed
@@ -318,13 +317,18 @@ def plain(tensors: Sequence[Tensor]) -> bool:
     return applies(*tensors) and all(x.is_contiguous() for x in tensors)
 
 
-def packed(numbers: Sequence[int | None]) -> bytes:
+def packed(numbers: Iterable[int]) -> bytes:
     """Addresses or sizes as C takes them: quicker than an array of ctypes."""
-    return struct.pack(f"{len(numbers)}q", *(n or 0 for n in numbers))
+    found = tuple(numbers)
+    return struct.pack(f"{len(found)}q", *found)
+
+
+def _lists(*lists: Sequence[Tensor]) -> list[bytes]:
+    return [packed(x.data_ptr() for x in tensors) for tensors in lists]
 
 
 def _sizes(tensors: Sequence[Tensor]) -> bytes:
-    return packed([x.numel() for x in tensors])
+    return packed(x.numel() for x in tensors)
 
 
 def few_rows(x_BD: Tensor, weight: Tensor) -> Tensor:

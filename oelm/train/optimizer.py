@@ -47,8 +47,16 @@ class AdamW(torch.optim.AdamW):
     shrink = 1.0
 
     add_param_group = _undecorated("add_param_group")
-    zero_grad = _undecorated("zero_grad")
     _step_by_torch = _undecorated("step")
+    _zero_grad_by_torch = _undecorated("zero_grad")
+
+    def zero_grad(self, set_to_none: bool = True) -> Any:
+        """Forget the gradients, without looking for a profiler first."""
+        if not set_to_none:
+            return self._zero_grad_by_torch(set_to_none=False)
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = None
 
     def clip(self, largest: float) -> Tensor:
         """Have the next step take the gradients at a norm of at most `largest` (0: as they are).
