@@ -17,9 +17,11 @@ OURS, PEER = "#0072b2", "#999999"
 def training(result):
     """Of steps or, in evaluation, of passes forward."""
     step = "pass" if result.get("evaluation") else "step"
+    torchs = f" (torch's {result['torch_gflops']:.0f})" if "torch_gflops" in result else ""
     lines = [
         f"{result['batch_size']} × {result['seq_len']} tokens a {step}, {result['threads']} threads, "
-        f"median of {result['rounds']} interleaved rounds, matmul peak {result['peak_gflops']:.0f} GFLOP/s.",
+        f"median of {result['rounds']} interleaved rounds, matmul peak {result['peak_gflops']:.0f} GFLOP/s"
+        f"{torchs}.",
         "",
         f"| trainer | {step}, s | tokens/s | useful share of peak | peak memory, MiB | time of ours (95 %) |",
         "|---|---|---|---|---|---|",

@@ -15,6 +15,7 @@ enum {
     SUMS = 512, /* columns that are summed at a time, by one thread: memory likes to be read on and on */
     /* What a product copies at a time: of b half a megabyte, or all of one, to stay in L2, of a up to 200 KiB beside it. */
     STRIP_ROWS = 96, STRIP_COLUMNS = WIDE && !LARGE_L2 ? 256 : 512,
+    FAR = 1 << 18, /* numbers: a matrix beyond L2, whose lines are better called before they are needed */
     SMALL = LARGE_L2 ? 1 << 19 : 0, /* numbers that are better read down their columns than copied */
     FOR_BLAS = 1 << 20, /* multiplications: with fewer, a call of it costs too much */
     PANEL = DEPTH * TILE_ROWS + SQUARE, /* the rows of a tile, and room for a last store to run over */
@@ -73,6 +74,7 @@ static void product_of_one(const float *a, long a_row, long a_k, const float *b,
     int a_lies = a_k == 1 ? WIDE || N < STRIP_COLUMNS || K <= DEPTH : M * K <= SMALL;
     int b_lies = b_column == 1 && N % TILE_COLUMNS == 0 && N * K <= SMALL / 2, in_panels = !b_k;
     long right_k = b_lies ? b_k : TILE_COLUMNS;
+    int far = M * N > FAR; /* a tile calls the left half of what it is added to itself */
     long depth = depth_of_pass(K);
     for (long k = 0; k < K; k += depth)
         for (long column = 0; column < N; column += STRIP_COLUMNS) {
@@ -96,6 +98,8 @@ static void product_of_one(const float *a, long a_row, long a_k, const float *b,
                         const float *from = k ? to : start ? start + (row + i) * start_row + column + j : NULL;
                         long from_row = k ? c_row : start_row;
                         long there = least(TILE_ROWS, rows - i), across = least(TILE_COLUMNS, columns - j);
+                        for (long r = 0; far && from && r < there; r++)
+                            __builtin_prefetch(from + r * from_row + LANES);
                         if (there < TILE_ROWS || across < TILE_COLUMNS)
                             edge_tile(i < lie ? left + i * a_row : panel, i < lie ? a_row : 1, i < lie ? a_k : TILE_ROWS,
                                       right, right_k, to, c_row, n, from, from_row, there, across);

@@ -6,7 +6,8 @@ one won in time (they took 1.25× and 1.18× as long) and in memory (a training 
 plain form's): the gradient is formed in the forward pass while a chunk's probabilities are at hand,
 in one buffer that every chunk uses again, so that no logit is computed twice and none is stored.
 Chunks of 300 to 1,000 rows were about the same, but with AVX-512, where those of 660 took 0.95 to 0.97
-of the time of 330; smaller ones lose in the products.
+of the time of 330; smaller ones lose in the products. Those of 512 took 0.98 of the time of 586, whose sums for the
+gradient of the matrix, all of it, are written to memory twice instead of once.
 
 A small head's products take so little that walking over the logits is a third of the time. There, a
 kernel takes them from product to gradient by a few rows that stay in the cache.
@@ -22,6 +23,7 @@ from oelm.kernels.functions import applies, cross_entropy_, head_loss, ours_mult
 
 IGNORED = -100
 CHUNK_ELEMENTS = 2**25  # logits at a time
+ROWS = 512  # of which a chunk has a multiple: so many a product adds up before it writes
 ROW_ALIGNMENT = 64  # numbers
 # Where the kernel took 0.55 to 0.95 of the time; with larger heads it reads too much again.
 SMALL_CLASSES, SMALL_WIDTH, SMALL_WEIGHT = 2**13, 2**8, 2**20
@@ -63,8 +65,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         blank = torch.empty_like if len(h) else torch.zeros_like
         grad_w = blank(weight) if need_w else None
         total = torch.zeros((), dtype=exact, device=h.device)
-        chunks = max(1, math.ceil(len(h) * len(weight) / CHUNK_ELEMENTS))
-        rows = max(1, math.ceil(len(h) / chunks))
+        rows = max(1, min(len(h), CHUNK_ELEMENTS // len(weight)))
+        rows -= rows % ROWS if rows > ROWS else 0
         # Rows that begin on a cache line: writing to rows of 50,257 numbers took 1.3× as long.
         width = math.ceil(len(weight) / ROW_ALIGNMENT) * ROW_ALIGNMENT
         buffer = torch.empty(rows, width, dtype=low, device=h.device)[:, : len(weight)]

@@ -76,6 +76,8 @@ class TrainConfig:
 
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """auto: bf16 where there are matrix units for it, fp16 on older GPUs, else fp32. A CPU with AVX512-BF16
+    but no AMX is the quicker in bf16 with large models only, so there it must be asked for."""
     compile: bool = False
     parallel: Literal["ddp", "fsdp"] = "ddp"
     activation_checkpointing: bool = False

@@ -61,6 +61,20 @@ def fixed(rows, width, classes):
     return h, w, torch.randint(classes, (rows,), generator=g)
 
 
+def test_a_chunk_has_as_many_rows_as_fit_in_whole_passes_of_a_product(monkeypatch):
+    h, w, y = fixed(1200, 8, 50)
+    rows, inner = [], loss_module.cross_entropy_
+    monkeypatch.setattr(loss_module, "SMALL_CLASSES", 0)
+    monkeypatch.setattr(
+        loss_module, "cross_entropy_", lambda x, *a, **k: rows.append(len(x)) or inner(x, *a, **k)
+    )
+    for fit, expected in ((600, [512, 512, 176]), (500, [500, 500, 200]), (2000, [1024, 176])):
+        rows.clear()
+        monkeypatch.setattr(loss_module, "CHUNK_ELEMENTS", fit * 50)
+        torch.testing.assert_close(linear_cross_entropy(h, w, y), F.cross_entropy(h @ w.T, y))
+        assert rows == expected
+
+
 @needs_compiler
 @pytest.mark.parametrize("shape", [(500, 40, 100), (1200, 300, 600), (7, 5, 8000)])
 def test_a_small_heads_bits_do_not_depend_on_the_threads(shape, monkeypatch):
