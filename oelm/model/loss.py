@@ -6,8 +6,8 @@ one won in time (they took 1.25× and 1.18× as long) and in memory (a training 
 plain form's): the gradient is formed in the forward pass while a chunk's probabilities are at hand,
 in one buffer that every chunk uses again, so that no logit is computed twice and none is stored.
 Chunks of 300 to 1,000 rows were about the same, but with AVX-512, where those of 660 took 0.95 to 0.97
-of the time of 330; smaller ones lose in the products. Those of 512 took 0.98 of the time of 586, whose sums for the
-gradient of the matrix, all of it, are written to memory twice instead of once.
+of the time of 330; smaller ones lose in the products. Those of 512 took 0.98 of the time of 586, which
+write the gradient of the whole matrix to memory twice as often.
 
 A small head's products take so little that walking over the logits is a third of the time. There, a
 kernel takes them from product to gradient by a few rows that stay in the cache.
