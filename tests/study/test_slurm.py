@@ -38,7 +38,7 @@ def finished() -> bool:
 
 def test_requeued_and_preempted_yet_the_same_weights(make_study: Callable[..., Path]) -> None:
     path = make_study(
-        defaults={"max_steps": 2500, "device": "cpu", "save_interval": 100}, needs=NEEDS
+        defaults={"max_steps": 10_000, "device": "cpu", "save_interval": 100}, needs=NEEDS
     )
     submitted = oelm("run", path, "--on", "slurm")
     assert "4 jobs submitted" in submitted.stdout
