@@ -36,7 +36,7 @@ def undisturbed(make_study: Make, **options: dict) -> dict:
 
 def test_killed_at_random_and_with_two_runners(make_study: Make) -> None:
     """SIGKILL for runners and trainers; two runners at once: bit for bit as if nothing had been."""
-    longer = {"defaults": {"max_steps": 600}}  # enough for two disturbances before all is done
+    longer = {"defaults": {"max_steps": 2000}}  # enough for two disturbances before all is done
     expected = undisturbed(make_study, **longer)
     path, dice = make_study(**longer), random.Random(0)
     for _ in range(2):
@@ -62,7 +62,7 @@ def test_killed_at_random_and_with_two_runners(make_study: Make) -> None:
 
 
 def test_ctrl_c_saves_and_the_next_start_continues(make_study: Make) -> None:
-    path = make_study(defaults={"max_steps": 1000, "save_interval": 5000}, seeds=[0])
+    path = make_study(defaults={"max_steps": 10_000, "save_interval": 5000}, seeds=[0])
     runner = start("run", path, "--slots", "2")
     wait_until(lambda: steps() > 20)
     runner.send_signal(signal.SIGINT)
