@@ -23,7 +23,7 @@ from oelm.kernels.functions import applies, cross_entropy_, head_loss, ours_mult
 
 IGNORED = -100
 CHUNK_ELEMENTS = 2**25  # logits at a time
-ROWS = 512  # of which a chunk has a multiple: so many a product adds up before it writes
+ROWS = 512  # one of several chunks has a multiple: so many a product adds up before it writes
 ROW_ALIGNMENT = 64  # numbers
 # Where the kernel took 0.55 to 0.95 of the time; with larger heads it reads too much again.
 SMALL_CLASSES, SMALL_WIDTH, SMALL_WEIGHT = 2**13, 2**8, 2**20
@@ -66,7 +66,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_w = blank(weight) if need_w else None
         total = torch.zeros((), dtype=exact, device=h.device)
         rows = max(1, min(len(h), CHUNK_ELEMENTS // len(weight)))
-        rows -= rows % ROWS if rows > ROWS else 0
+        if ROWS < rows < len(h):
+            rows -= rows % ROWS
         # Rows that begin on a cache line: writing to rows of 50,257 numbers took 1.3× as long.
         width = math.ceil(len(weight) / ROW_ALIGNMENT) * ROW_ALIGNMENT
         buffer = torch.empty(rows, width, dtype=low, device=h.device)[:, : len(weight)]
