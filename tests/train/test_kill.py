@@ -13,40 +13,17 @@ from oelm.config import to_mapping
 from oelm.train.loop import train
 from tests.train.runs import assert_same_run
 
+PIECES = 40  # a checkpoint of such a run is written in more
 
-def start(config, tmp_path):
+
+def ends(command, config, tmp_path):
+    """Train in a process of its own; returns the code it ended with."""
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(to_mapping(config)))
-    command = [sys.executable, "-m", "oelm", "train", "--config", str(path)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-
-
-def kill_at_step(process, folder, step, rest):
-    """Kill once the metrics have reached `step`, after a further rest."""
-    metrics = folder / "metrics.jsonl"
-    while process.poll() is None:
-        lines = metrics.read_text().splitlines() if metrics.exists() else []
-        if any(f'"step": {step},' in line for line in lines[-3:]):
-            time.sleep(rest)
-            break
-        time.sleep(0.001)
-    return end(process)
-
-
-def kill_inside_a_save(process, folder):
-    """Kill while a checkpoint is half written; true if that is what it left."""
-    half = folder / "last.pt.tmp"
-    while process.poll() is None and not half.exists():
-        pass
-    return end(process) and half.exists()
-
-
-def end(process):
-    killed = process.poll() is None
-    process.kill()
-    _, errors = process.communicate()
-    assert process.returncode in (-9, 0), errors
-    return killed
+    command = [sys.executable, "-m", *command, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode in (-9, 0), done.stderr
+    return done.returncode
 
 
 def survive(tiny, tmp_path, steps, kills_at, saves, seed):
@@ -56,21 +33,16 @@ def survive(tiny, tmp_path, steps, kills_at, saves, seed):
     print("seed", seed)
     whole = train(tiny("whole", **settings))
     config = tiny("killed", **settings)
-    config.out_dir.mkdir()
-    for step in sorted(draw.sample(range(1, steps), kills_at)):
-        process = start(config, tmp_path)
-        assert kill_at_step(process, config.out_dir, step, draw.uniform(0, 0.02))
-        for leftover in config.out_dir.glob("*.tmp"):
-            print("killed inside the writing of", leftover.name)
-    inside = 0
-    for _ in range(10 * saves):
-        if inside == saves:
-            break
-        inside += kill_inside_a_save(start(config, tmp_path), config.out_dir)
-    assert inside == saves, "the run ended before enough saves were hit"
-    last = start(config, tmp_path)
-    _, errors = last.communicate()
-    assert last.returncode == 0, errors
+    deaths = [("step", step) for step in sorted(draw.sample(range(1, steps), kills_at))]
+    # Every process writes at least one more checkpoint: the one of the last step.
+    for _ in range(saves):
+        death = ("save", draw.randrange(1, PIECES))
+        deaths.insert(draw.randrange(len(deaths) + 1), death)
+    for place, count in deaths:
+        print("dies at", place, count)
+        assert ends(["tests.train.dying", place, str(count)], config, tmp_path) == -9
+        assert place == "step" or list(config.out_dir.glob("*.tmp"))
+    assert ends(["oelm", "train", "--config"], config, tmp_path) == 0
     assert_same_run(whole, config.out_dir)
     assert not list(config.out_dir.glob("*.tmp"))
 
