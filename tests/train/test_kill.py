@@ -13,7 +13,7 @@ from oelm.config import to_mapping
 from oelm.train.loop import train
 from tests.train.runs import assert_same_run
 
-PIECES = 40  # a checkpoint of such a run is written in more
+PIECES = 170  # every checkpoint of such a run is written in more
 
 
 def ends(command, config, tmp_path):
