@@ -19,6 +19,7 @@ typedef struct {
     float *dw, *dbias, *da, *db; /* gradients; NULL where none is wanted, as everywhere below */
     long rank, ahead;
     long in_panels; /* whether w is in panels [in × out], as `product` can take them; set below, as `add` is */
+    const float *next_y; /* the next piece's, if there is one; set below */
 } projection;
 
 typedef struct { const float *w, *b; float *dw, *db; } norm;
@@ -41,13 +42,12 @@ typedef struct {
 /* What an identity reads of x: all D channels, each once. */
 static void read_channels(const projection *p, const float *x, float *y, long N, long D, int threads) {
     long ahead = p->ahead;
-#pragma omp parallel for num_threads(threads)
-    for (long n = 0; n < N * D; n += D) {
+    IN_PARTS(N, 1, threads, for (long n = first * D; n < last * D; n += D) {
         for (long d = 0; p->order && d < D; d++) y[n + d] = x[n + p->order[d]];
         if (p->order) continue;
         memcpy(y + n, x + n + ahead, (D - ahead) * sizeof(float));
         memcpy(y + n + D - ahead, x + n, ahead * sizeof(float));
-    }
+    })
 }
 
 static void read_channels_backward(const projection *p, const float *dy, float *dx, int add, long N, long D,
@@ -55,14 +55,14 @@ static void read_channels_backward(const projection *p, const float *dy, float *
     long ahead = p->ahead;
     if (dx == dy) return;
     if (!add) memset(dx, 0, N * D * sizeof(float));
-#pragma omp parallel for num_threads(threads)
-    for (long n = 0; n < N * D; n += D)
+    IN_PARTS(N, 1, threads, for (long n = first * D; n < last * D; n += D) {
         if (p->order)
             for (long d = 0; d < D; d++) dx[n + p->order[d]] += dy[n + d];
         else {
             for (long d = ahead; d < D; d++) dx[n + d] += dy[n + d - ahead];
             for (long d = 0; d < ahead; d++) dx[n + d] += dy[n + D - ahead + d];
         }
+    })
 }
 
 /* ---- low-rank updates of q, k and v, whose products with x are one: `few` [N × ranks] ---------------- */
@@ -107,9 +107,14 @@ static void forwards(const projection *p, const float *x, float *y, const float 
 
 /* dx = dy w */
 static void backwards(const projection *p, const float *dy, float *dx, int add_dx, long N, long out, long in,
-                      int threads) {
+                      const upcoming *soon, int threads) {
+    const float *start = add_dx ? dx : NULL;
+    if (p->in_panels && N % TILE_ROWS == 0 && in % TILE_COLUMNS == 0) {
+        product_by_panels(dy, out, p->w, dx, in, start, in, N, in, out, soon);
+        return;
+    }
     const long *strides = p->in_panels ? (long[]){0, 0} : (long[]){in, 1};
-    product(dy, (long[]){out, 1}, p->w, strides, dx, in, add_dx ? dx : NULL, in, N, in, out, threads);
+    product(dy, (long[]){out, 1}, p->w, strides, dx, in, start, in, N, in, out, threads);
 }
 
 /* The gradients of w and of the bias; x may be there in panels too. */
@@ -135,7 +140,7 @@ static void project_backward(const projection *p, const float *dy, const float *
                              int add_dx, const float *few, float *dfew, long few_row, float *db, int add, long N, long D,
                              int threads) {
     if (p->w) {
-        backwards(p, dy, dx, add_dx, N, D, D, threads);
+        backwards(p, dy, dx, add_dx, N, D, D, (upcoming[]){{p->next_y, p->next_y ? N * D : 0}, {0}}, threads);
         weights_backward(p, dy, x, panels_of_x, add, N, D, D, threads);
     } else read_channels_backward(p, dy, dx, add_dx, N, D, threads);
     if (!p->a) return;
@@ -146,8 +151,7 @@ static void project_backward(const projection *p, const float *dy, const float *
 /* Pairs of channels turned by position, forth or, with sign -1, back. */
 static void rotate(const block *s, float *x, float sign) {
     long D = s->H * s->E, half = s->E / 2;
-#pragma omp parallel for num_threads(s->threads)
-    for (long n = 0; n < s->B * s->T; n++) {
+    IN_PARTS(s->B * s->T, 1, s->threads, for (long n = first; n < last; n++) {
         const float *cos = s->cos + n % s->T * s->E, *sin = s->sin + n % s->T * s->E;
         for (float *left = x + n * D; left < x + (n + 1) * D; left += s->E) {
             float *right = left + half;
@@ -157,47 +161,43 @@ static void rotate(const block *s, float *x, float sign) {
                 right[e] = r * cos[half + e] + sign * sin[half + e] * l;
             }
         }
-    }
+    })
 }
 
 /* Queries or keys that are shifted and turned. */
 static void place(const block *s, const shift *by, float *x) {
     long D = s->H * s->E;
     if (by->value)
-#pragma omp parallel for num_threads(s->threads)
-        for (long n = 0; n < s->B * s->T; n++)
-            for (long d = 0; d < D; d++) x[n * D + d] += by->value[n % s->T * D + d];
+        IN_PARTS(s->B * s->T, 1, s->threads, for (long n = first; n < last; n++)
+            for (long d = 0; d < D; d++) x[n * D + d] += by->value[n % s->T * D + d])
     if (s->cos) rotate(s, x, 1);
 }
 
 static void place_backward(const block *s, const shift *by, float *dx) {
-    long D = s->H * s->E, all = s->T * D;
+    long D = s->H * s->E;
     if (s->cos) rotate(s, dx, -1);
     if (by->dvalue)
-#pragma omp parallel for num_threads(s->threads)
-        for (long t = 0; t < s->T; t++) {
+        IN_PARTS(s->T, 1, s->threads, for (long t = first; t < last; t++) {
             float *sum = by->dvalue + t * D;
             if (!s->add) memset(sum, 0, D * sizeof(float));
             for (long b = 0; b < s->B; b++)
-                for (long d = 0; d < D; d++) sum[d] += dx[b * all + t * D + d];
-        }
+                for (long d = 0; d < D; d++) sum[d] += dx[(b * s->T + t) * D + d];
+        })
 }
 
-static void add_rows(const float *x, const float *bias, float *y, long N, long n, int threads) {
-#pragma omp parallel for num_threads(threads)
-    for (long r = 0; r < N; r++)
-        for (long i = 0; i < n; i++) y[r * n + i] = x[r * n + i] + bias[i];
+static void add_to_rows(const float *x, const float *bias, float *y, long N, long n, int threads) {
+    IN_PARTS(N, 1, threads, for (long r = first; r < last; r++)
+        for (long i = 0; i < n; i++) y[r * n + i] = x[r * n + i] + bias[i])
 }
 
 static void multiply(float *x, const float *by, long n, int threads) {
-#pragma omp parallel for num_threads(threads)
-    for (long i = 0; i < n; i++) x[i] *= by[i];
+    IN_PARTS(n, LINE, threads, for (long i = first; i < last; i++) x[i] *= by[i])
 }
 
 /* y = rest + x wᵀ + bias */
 static void project_onto(const projection *p, const float *rest, const float *x, float *y, long N, long out, long in,
                          int threads) {
-    if (p->bias) add_rows(rest, p->bias, y, N, out, threads);
+    if (p->bias) add_to_rows(rest, p->bias, y, N, out, threads);
     forwards(p, x, y, p->bias ? y : rest, out, N, out, in, threads);
 }
 
@@ -249,14 +249,14 @@ static void mlp_backward(const block *s) {
                            N, D, threads);
         dy = dx;
     }
-    backwards(&s->down, dy, dwide, 0, N, D, F, threads);
+    backwards(&s->down, dy, dwide, 0, N, D, F, (upcoming[]){{s->up.y, N * F}, {s->middle, N * D}, {0}}, threads);
     if (s->active) multiply(dwide, s->up.y, N * F, threads);
     else gelu_backward(s->up.y, dwide, dwide, active, N * F, s->by_tanh, threads);
-    weights_backward(&s->down, dy, active, NULL, add, N, D, F, threads);
-    if (!s->active) free(active);
     normalise(s->middle, s->mlp_norm.w, s->mlp_norm.b, s->eps, s->rms, normed, moments, N, D, threads);
-    backwards(&s->up, dwide, dnormed, 0, N, F, D, threads);
+    backwards(&s->up, dwide, dnormed, 0, N, F, D, (upcoming[]){{active, N * F}, {0}}, threads);
+    weights_backward(&s->down, dy, active, NULL, add, N, D, F, threads);
     weights_backward(&s->up, dwide, normed, NULL, add, N, F, D, threads);
+    if (!s->active) free(active);
     free(dwide);
     if (dx != dy) memcpy(dx, dy, N * D * sizeof(float));
     normalise_backward(dnormed, s->middle, moments, s->mlp_norm.w, s->rms, dx, s->mlp_norm.dw, s->mlp_norm.db, add, N,
@@ -274,7 +274,7 @@ static void heads_backward(const block *s, const updates *of_rank) {
     float *dheads = dnormed, *dqkv[3];
     const projection *of[] = {&s->q, &s->k, &s->v};
     const float *qkv[3];
-    backwards(&s->o, dx, dheads, 0, N, D, D, threads);
+    backwards(&s->o, dx, dheads, 0, N, D, D, (upcoming[]){{s->heads, N * D}, {s->x, N * D}, {0}}, threads);
     weights_backward(&s->o, dx, s->heads, NULL, add, N, D, D, threads);
     normalise(s->x, s->attention_norm.w, s->attention_norm.b, s->eps, s->rms, normed, moments, N, D, threads);
     for (int i = 0; i < 3; i++) qkv[i] = of[i]->y ? of[i]->y : normed, dqkv[i] = room(N * D);
@@ -328,6 +328,7 @@ static block share(const block *whole, long part, long parts, long size) {
         MOVE(of[i]->dbias, size);
         MOVE(of[i]->da, size);
         MOVE(of[i]->db, size);
+        of[i]->next_y = i < 3 && of[i]->y && part + 1 < parts ? of[i]->y + N * D : NULL;
     }
     float **others[] = {&s.attention_norm.dw, &s.attention_norm.db, &s.mlp_norm.dw,    &s.mlp_norm.db,
                         &s.final_norm.dw,     &s.final_norm.db,     &s.q_shift.dvalue, &s.k_shift.dvalue};

@@ -21,7 +21,7 @@ FEW = 2**27
 CACHE_LINE = 16  # numbers
 
 # The structure `block` of block.c, field by field; each takes eight bytes, so that it is a list of numbers.
-# `add` and `in_panels` are for block.c itself.
+# `add`, `in_panels` and `next_y` are for block.c itself.
 _SIZES = ("B", "T", "H", "E", "F", "rms", "causal", "by_tanh", "threads", "add")
 _PROJECTION = (
     "w",
@@ -37,6 +37,7 @@ _PROJECTION = (
     "rank",
     "ahead",
     "in_panels",
+    "next_y",
 )
 _FIELDS = (
     *_SIZES,

@@ -142,13 +142,18 @@ static void narrow_product_of_one(const float *a, long a_row, long a_k, const fl
 }
 
 /* With all of b in panels, each of which stays in L1 for all rows, and whole tiles only: what a tile is asked to do may
-   then not take long. */
-static void product_by_panels(const float *a, long a_row, const float *panels, float *c, long c_row, const float *start,
-                              long start_row, long M, long N, long K) {
+   then not take long. What is wanted `soon` is called into L2 meanwhile. */
+void product_by_panels(const float *a, long a_row, const float *panels, float *c, long c_row, const float *start,
+                       long start_row, long M, long N, long K, const upcoming *soon) {
+    long lines = 0, called = 0;
+    for (const upcoming *s = soon; s->n; s++) lines += at_least(s->n, LINE) / LINE;
+    long tiles = M / TILE_ROWS * (N / TILE_COLUMNS), calls = least(K / 4, (lines + tiles - 1) / tiles);
     for (long j = 0; j < N; j += TILE_COLUMNS)
-        for (long i = 0; i < M; i += TILE_ROWS)
-            tile(a + i * a_row, a_row, 1, panels + j * K, TILE_COLUMNS, c + i * c_row + j, c_row, K,
-                 start ? start + i * start_row + j : NULL, start_row);
+        for (long i = 0; i < M; i += TILE_ROWS) {
+            calling_tile(a + i * a_row, a_row, 1, panels + j * K, TILE_COLUMNS, c + i * c_row + j, c_row, K,
+                         start ? start + i * start_row + j : NULL, start_row, soon->x + called, soon->n ? calls : 0);
+            if (soon->n && (called += calls * LINE) >= soon->n) soon++, called = 0;
+        }
 }
 
 /* What one thread does of a product. */
@@ -159,7 +164,7 @@ static void product_of_part(const float *a, const long *a_stride, const float *b
     if ((PARTS ? N <= LANES : N == LANES) && b_column == 1)
         narrow_product_of_one(a, a_row, a_k, b, b_k, c, c_row, start, start_row, M, PARTS ? N : LANES, K);
     else if (in_panels && a_k == 1 && M % TILE_ROWS == 0 && N % TILE_COLUMNS == 0)
-        product_by_panels(a, a_row, b, c, c_row, start, start_row, M, N, K);
+        product_by_panels(a, a_row, b, c, c_row, start, start_row, M, N, K, &(upcoming){0});
     else if (sgemm && !in_panels && M * N * K >= FOR_BLAS)
         product_by_blas(a, a_row, a_k, b, b_k, b_column, c, c_row, start, start_row, M, N, K);
     else
@@ -171,20 +176,13 @@ static void product_of_part(const float *a, const long *a_stride, const float *b
    `column_panels` makes them of at most DEPTH rows. Each thread takes a part of the longer side of C. */
 void product(const float *a, const long *a_stride, const float *b, const long *b_stride, float *c, long c_row,
              const float *start, long start_row, long M, long N, long K, int threads) {
-    if (threads == 1) { /* else OpenMP makes a team of one: more than half a microsecond */
-        product_of_part(a, a_stride, b, b_stride, c, c_row, start, start_row, M, N, K);
-        return;
-    }
     int by_rows = M >= N;
-    long length = by_rows ? M : N, unit = by_rows ? TILE_ROWS : TILE_COLUMNS;
-    long part = at_least((length + threads - 1) / threads, unit);
-#pragma omp parallel for num_threads(threads)
-    for (long first = 0; first < length; first += part) {
-        long size = least(part, length - first), row = by_rows ? first : 0, column = by_rows ? 0 : first;
+    IN_PARTS((by_rows ? M : N), (by_rows ? TILE_ROWS : TILE_COLUMNS), threads, {
+        long row = by_rows ? first : 0, column = by_rows ? 0 : first;
         product_of_part(a + row * a_stride[0], a_stride, b + column * (b_stride[0] ? b_stride[1] : K), b_stride,
                         c + row * c_row + column, c_row, start ? start + row * start_row + column : NULL, start_row,
-                        by_rows ? size : M, by_rows ? N : size, K);
-    }
+                        by_rows ? last - first : M, by_rows ? N : last - first, K);
+    })
 }
 
 /* y[N × out] = x[N × in] wᵀ + bias */
@@ -192,30 +190,51 @@ void linear(const float *x, const float *w, const float *bias, float *y, long N,
     product(x, (long[]){in, 1}, w, (long[]){1, in}, y, out, bias, 0, N, out, in, threads);
 }
 
-/* The sums of the columns of d [rows × n]; of d · x̂ if there is an x, brought to x̂ by its `moments`. They are added
-   to what is there if `add`. */
-void column_sums(const float *d, const float *x, const float *moments, float *sums, int add, long rows, long n,
-                 int threads) {
-    long part = least(SUMS, at_least((n + threads - 1) / threads, LANES));
-#pragma omp parallel for num_threads(threads)
-    for (long first = 0; first < n; first += part) {
-        long width = least(part, n - first);
-        float total[SUMS] = {0};
-        if (add) memcpy(total, sums + first, width * sizeof(float));
-        for (long from = 0; from < rows; from += BLOCK) { /* sums of sums lose less */
-            float some[SUMS] = {0};
-            for (long r = from; r < least(rows, from + BLOCK); r++) {
-                const float *dr = d + r * n + first, *xr = x + r * n + first;
-                float mean = x ? moments[2 * r] : 0, shrink = x ? moments[2 * r + 1] : 0;
-                if (x)
-                    for (long i = 0; i < width; i++) some[i] += dr[i] * (xr[i] - mean) * shrink;
-                else
-                    for (long i = 0; i < width; i++) some[i] += dr[i];
-            }
-            for (long i = 0; i < width; i++) total[i] += some[i];
-        }
-        memcpy(sums + first, total, width * sizeof(float));
+typedef vec sums_of_columns[SUMS / LANES];
+
+/* Of some rows, which are added to the sums of d and of d · x̂. */
+INLINE void add_rows(const float *d, const float *x, const float *moments, sums_of_columns sums, sums_of_columns along,
+                     int rows, long row, long n) {
+#define ADD(some)                                                                                    \
+    EACH(rows) {                                                                                     \
+        vec v = load(d + r * row + k, some);                                                         \
+        sums[k / LANES] += v;                                                                        \
+        if (x) along[k / LANES] += v * (load(x + r * row + k, some) - moments[2 * r]) * moments[2 * r + 1]; \
     }
+    IN_VECTORS(n, ADD)
+#undef ADD
+}
+
+static void store_sums(const sums_of_columns found, float *sums, int add, long n) {
+#define STORE(some) store(found[k / LANES] + (add ? load(sums + k, some) : every(0)), sums + k, some);
+    IN_VECTORS(n, STORE)
+#undef STORE
+}
+
+/* Of at most SUMS columns of the n that a row has. */
+static void sum_columns(const float *d, const float *x, const float *moments, float *sums, float *sums_along, int add,
+                        long rows, long n, long columns) {
+    sums_of_columns all = {{0}}, all_along = {{0}};
+    for (long from = 0; from < rows; from += BLOCK) { /* sums of sums lose less */
+        sums_of_columns some = {{0}}, some_along = {{0}};
+        long r = from, to = least(rows, from + BLOCK);
+#define ADD(number) add_rows(d + r * n, x ? x + r * n : NULL, moments + 2 * r, some, some_along, number, n, columns)
+        for (; r + SIDE_BY_SIDE <= to; r += SIDE_BY_SIDE) ADD(SIDE_BY_SIDE);
+        for (; r < to; r++) ADD(1);
+#undef ADD
+        for (long i = 0; i < SUMS / LANES; i++) all[i] += some[i], all_along[i] += some_along[i];
+    }
+    if (sums) store_sums(all, sums, add, columns);
+    if (sums_along) store_sums(all_along, sums_along, add, columns);
+}
+
+/* The sums of the columns of d [rows × n] and, if there is an x, which its `moments` bring to x̂, of d · x̂; one may be
+   NULL. They are added to what is there if `add`. */
+static void column_sums(const float *d, const float *x, const float *moments, float *sums, float *sums_along, int add,
+                        long rows, long n, int threads) {
+    IN_PARTS(n, LINE, threads, for (long at = first; at < last; at += SUMS)
+        sum_columns(d + at, x ? x + at : NULL, moments, sums ? sums + at : NULL, sums_along ? sums_along + at : NULL, add,
+                    rows, n, least(SUMS, last - at)))
 }
 
 /* The gradients that are wanted, from that of y; dx is added to what is there if `add_dx`, the others if `add`. */
@@ -223,7 +242,7 @@ void linear_backward(const float *dy, const float *x, const float *w, float *dx,
                      int add, long N, long out, long in, int threads) {
     if (dx) product(dy, (long[]){out, 1}, w, (long[]){in, 1}, dx, in, add_dx ? dx : NULL, in, N, in, out, threads);
     if (dw) product(dy, (long[]){1, out}, x, (long[]){in, 1}, dw, in, add ? dw : NULL, in, out, in, N, threads);
-    if (dbias) column_sums(dy, NULL, NULL, dbias, add, N, out, threads);
+    if (dbias) column_sums(dy, NULL, NULL, dbias, NULL, add, N, out, threads);
 }
 
 /* ---- attention ----------------------------------------------------------------------------------- */
@@ -296,109 +315,116 @@ INLINE void dlogits_of_rows(float *w, float *d, long row, long seen, long until,
 #undef D_AT
 #undef SEEN
 
+/* Of a causal row only what it sees is computed, in steps of a tile. */
+static void attention_of_heads(long from, long to, const float *q, const float *k, const float *v, float *y, float *lse,
+                               long H, long T, long E, const long (*stride)[3], long ahead, float scale, int causal) {
+    long all = at_least(T, TILE_COLUMNS), wide = at_least(E, TILE_COLUMNS);
+    float *work = room(all * E + T * (wide + 1) + BLOCK * (all + 2 * wide));
+    float *k_columns = work, *v_rows = k_columns + all * E, *weights = v_rows + T * wide;
+    float *q_rows = weights + BLOCK * all, *y_rows = q_rows + BLOCK * wide, *sums = y_rows + BLOCK * wide;
+    for (long bh = from; bh < to; bh++) {
+        const float *qh = head(q, stride[0], bh / H, bh % H);
+        float *log_sum = lse + bh * T;
+        columns(head(k, stride[1], bh / H, (bh + ahead) % H), stride[1][2], k_columns, T, all, E);
+        gather(head(v, stride[2], bh / H, bh % H), stride[2][2], v_rows, T, T, E, wide);
+        for (long first = 0; first < T; first += BLOCK) {
+            long rows = least(BLOCK, T - first);
+            gather(qh + first * stride[0][2], stride[0][2], q_rows, rows, at_least(rows, TILE_ROWS), E, wide);
+            for (long i = 0; i < rows; i += TILE_ROWS) {
+                long seen = causal ? first + i + 1 : T, seen_by_last = causal ? least(first + i + TILE_ROWS, T) : T;
+                float *tile_weights = weights + i * all, *tile_y = y_rows + i * wide;
+                for (long j = 0; j < seen_by_last; j += TILE_COLUMNS)
+                    tile(q_rows + i * wide, wide, 1, k_columns + j, all, tile_weights + j, all, E, NULL, 0);
+                vec largest[TILE_ROWS], sum[TILE_ROWS];
+                exponentials(tile_weights, all, seen, seen_by_last, causal, scale, largest, sum);
+                for (long r = 0; r < TILE_ROWS && first + i + r < T; r++) {
+                    log_sum[first + i + r] = largest[r][0] * scale;
+                    sums[first + i + r] = sum[r][0];
+                }
+                for (long e = 0; e < E; e += TILE_COLUMNS)
+                    tile(tile_weights, all, 1, v_rows + e, wide, tile_y + e, wide, seen_by_last, NULL, 0);
+                for (long r = 0; r < TILE_ROWS; r++)
+                    for (long e = 0; e < E; e += LANES) *(vec *)(tile_y + r * wide + e) *= 1 / sum[r];
+            }
+            scatter(y_rows, head(y, stride[3], bh / H, bh % H) + first * stride[3][2], stride[3][2], rows, E, wide);
+        }
+        for (long t = 0; t < T; t++) log_sum[t] += logf(sums[t]);
+    }
+    free(work);
+}
+
 /* y = softmax(scale · q kᵀ) v, where head h reads the keys of head h + ahead, and `lse`, the logarithm of each row's
-   sum, from which backward makes the weights anew. Of a causal row only what it sees is computed, in steps of a
-   tile. */
+   sum, from which backward makes the weights anew. */
 void attention(const float *q, const float *k, const float *v, float *y, float *lse, long B, long H, long T,
                long E, const long (*stride)[3], long ahead, float scale, int causal, int threads) {
-    long all = at_least(T, TILE_COLUMNS), wide = at_least(E, TILE_COLUMNS);
-#pragma omp parallel num_threads(threads)
-    {
-        float *work = room(all * E + T * (wide + 1) + BLOCK * (all + 2 * wide));
-        float *k_columns = work, *v_rows = k_columns + all * E, *weights = v_rows + T * wide;
-        float *q_rows = weights + BLOCK * all, *y_rows = q_rows + BLOCK * wide, *sums = y_rows + BLOCK * wide;
-#pragma omp for
-        for (long bh = 0; bh < B * H; bh++) {
-            const float *qh = head(q, stride[0], bh / H, bh % H);
-            float *log_sum = lse + bh * T;
-            columns(head(k, stride[1], bh / H, (bh + ahead) % H), stride[1][2], k_columns, T, all, E);
-            gather(head(v, stride[2], bh / H, bh % H), stride[2][2], v_rows, T, T, E, wide);
-            for (long first = 0; first < T; first += BLOCK) {
-                long rows = least(BLOCK, T - first);
-                gather(qh + first * stride[0][2], stride[0][2], q_rows, rows, at_least(rows, TILE_ROWS), E, wide);
-                for (long i = 0; i < rows; i += TILE_ROWS) {
-                    long seen = causal ? first + i + 1 : T, seen_by_last = causal ? least(first + i + TILE_ROWS, T) : T;
-                    float *tile_weights = weights + i * all, *tile_y = y_rows + i * wide;
-                    for (long j = 0; j < seen_by_last; j += TILE_COLUMNS)
-                        tile(q_rows + i * wide, wide, 1, k_columns + j, all, tile_weights + j, all, E, NULL, 0);
-                    vec largest[TILE_ROWS], sum[TILE_ROWS];
-                    exponentials(tile_weights, all, seen, seen_by_last, causal, scale, largest, sum);
-                    for (long r = 0; r < TILE_ROWS && first + i + r < T; r++) {
-                        log_sum[first + i + r] = largest[r][0] * scale;
-                        sums[first + i + r] = sum[r][0];
-                    }
-                    for (long e = 0; e < E; e += TILE_COLUMNS)
-                        tile(tile_weights, all, 1, v_rows + e, wide, tile_y + e, wide, seen_by_last, NULL, 0);
-                    for (long r = 0; r < TILE_ROWS; r++)
-                        for (long e = 0; e < E; e += LANES) *(vec *)(tile_y + r * wide + e) *= 1 / sum[r];
+    IN_PARTS(B * H, 1, threads,
+             attention_of_heads(first, last, q, k, v, y, lse, H, T, E, stride, ahead, scale, causal))
+}
+
+static void attention_of_heads_backward(long from, long to, const float *q, const float *k, const float *v,
+                                        const float *y, const float *lse, const float *dy, float *dq, float *dk,
+                                        float *dv, long H, long T, long E, const long (*stride)[3], long ahead,
+                                        float scale, int causal) {
+    long high = at_least(T, TILE_ROWS), all = at_least(T, TILE_COLUMNS), wide = at_least(E, TILE_COLUMNS);
+    float *work = room(2 * all * E + (T + 2 * high) * wide + BLOCK * (2 * all + 3 * wide));
+    float *k_columns = work, *v_columns = k_columns + all * E, *k_rows = v_columns + all * E;
+    float *dk_rows = k_rows + T * wide, *dv_rows = dk_rows + high * wide;
+    float *weights = dv_rows + high * wide, *dlogits = weights + BLOCK * all;
+    float *q_rows = dlogits + BLOCK * all, *dy_rows = q_rows + BLOCK * wide, *dq_rows = dy_rows + BLOCK * wide;
+    for (long bh = from; bh < to; bh++) {
+        long b = bh / H, h = bh % H, of_keys = (h + ahead) % H;
+        columns(head(k, stride[1], b, of_keys), stride[1][2], k_columns, T, all, E);
+        columns(head(v, stride[2], b, h), stride[2][2], v_columns, T, all, E);
+        gather(head(k, stride[1], b, of_keys), stride[1][2], k_rows, T, T, E, wide);
+        memset(dk_rows, 0, 2 * high * wide * sizeof(float));
+        for (long first = 0; first < T; first += BLOCK) {
+            long rows = least(BLOCK, T - first), in_tiles = at_least(rows, TILE_ROWS);
+            long seen_by_all = causal ? first + rows : T;
+            gather(head(q, stride[0], b, h) + first * stride[0][2], stride[0][2], q_rows, rows, in_tiles, E, wide);
+            gather(head(dy, stride[4], b, h) + first * stride[4][2], stride[4][2], dy_rows, rows, in_tiles, E, wide);
+            for (long i = 0; i < rows; i += TILE_ROWS) {
+                long seen = causal ? first + i + 1 : T, seen_by_last = causal ? least(first + i + TILE_ROWS, T) : T;
+                float *tile_weights = weights + i * all, *tile_dlogits = dlogits + i * all;
+                for (long j = 0; j < seen_by_last; j += TILE_COLUMNS) {
+                    tile(q_rows + i * wide, wide, 1, k_columns + j, all, tile_weights + j, all, E, NULL, 0);
+                    tile(dy_rows + i * wide, wide, 1, v_columns + j, all, tile_dlogits + j, all, E, NULL, 0);
                 }
-                scatter(y_rows, head(y, stride[3], bh / H, bh % H) + first * stride[3][2], stride[3][2], rows, E, wide);
+                const float *y_rows[TILE_ROWS];
+                float log_sums[TILE_ROWS];
+                for (long r = 0; r < TILE_ROWS; r++) { /* rows beyond the last have no gradient: 0 comes of them */
+                    long t = least(first + i + r, T - 1);
+                    y_rows[r] = head(y, stride[3], b, h) + t * stride[3][2];
+                    log_sums[r] = t == first + i + r ? lse[bh * T + t] : 0;
+                }
+                dlogits_of_rows(tile_weights, tile_dlogits, all, seen, seen_by_last, causal, scale, log_sums,
+                                dy_rows + i * wide, wide, y_rows, E);
+                for (long e = 0; e < E; e += TILE_COLUMNS)
+                    tile(tile_dlogits, all, 1, k_rows + e, wide, dq_rows + i * wide + e, wide, seen_by_last, NULL, 0);
             }
-            for (long t = 0; t < T; t++) log_sum[t] += logf(sums[t]);
+            for (long j = 0; j < seen_by_all; j += TILE_ROWS) {
+                long skip = causal && j > first ? j - first : 0, n = in_tiles - skip;
+                const float *q_seen = q_rows + skip * wide, *dy_seen = dy_rows + skip * wide;
+                for (long e = 0; e < E; e += TILE_COLUMNS) {
+                    float *dk_tile = dk_rows + j * wide + e, *dv_tile = dv_rows + j * wide + e;
+                    tile(dlogits + skip * all + j, 1, all, q_seen + e, wide, dk_tile, wide, n, dk_tile, wide);
+                    tile(weights + skip * all + j, 1, all, dy_seen + e, wide, dv_tile, wide, n, dv_tile, wide);
+                }
+            }
+            scatter(dq_rows, head(dq, stride[5], b, h) + first * stride[5][2], stride[5][2], rows, E, wide);
         }
-        free(work);
+        scatter(dk_rows, head(dk, stride[6], b, of_keys), stride[6][2], T, E, wide);
+        scatter(dv_rows, head(dv, stride[7], b, h), stride[7][2], T, E, wide);
     }
+    free(work);
 }
 
 /* The gradients dq, dk, dv from that of y, with the weights made anew. */
 void attention_backward(const float *q, const float *k, const float *v, const float *y, const float *lse,
                         const float *dy, float *dq, float *dk, float *dv, long B, long H, long T, long E,
                         const long (*stride)[3], long ahead, float scale, int causal, int threads) {
-    long high = at_least(T, TILE_ROWS), all = at_least(T, TILE_COLUMNS), wide = at_least(E, TILE_COLUMNS);
-#pragma omp parallel num_threads(threads)
-    {
-        float *work = room(2 * all * E + (T + 2 * high) * wide + BLOCK * (2 * all + 3 * wide));
-        float *k_columns = work, *v_columns = k_columns + all * E, *k_rows = v_columns + all * E;
-        float *dk_rows = k_rows + T * wide, *dv_rows = dk_rows + high * wide;
-        float *weights = dv_rows + high * wide, *dlogits = weights + BLOCK * all;
-        float *q_rows = dlogits + BLOCK * all, *dy_rows = q_rows + BLOCK * wide, *dq_rows = dy_rows + BLOCK * wide;
-#pragma omp for
-        for (long bh = 0; bh < B * H; bh++) {
-            long b = bh / H, h = bh % H, of_keys = (h + ahead) % H;
-            columns(head(k, stride[1], b, of_keys), stride[1][2], k_columns, T, all, E);
-            columns(head(v, stride[2], b, h), stride[2][2], v_columns, T, all, E);
-            gather(head(k, stride[1], b, of_keys), stride[1][2], k_rows, T, T, E, wide);
-            memset(dk_rows, 0, 2 * high * wide * sizeof(float));
-            for (long first = 0; first < T; first += BLOCK) {
-                long rows = least(BLOCK, T - first), in_tiles = at_least(rows, TILE_ROWS);
-                long seen_by_all = causal ? first + rows : T;
-                gather(head(q, stride[0], b, h) + first * stride[0][2], stride[0][2], q_rows, rows, in_tiles, E, wide);
-                gather(head(dy, stride[4], b, h) + first * stride[4][2], stride[4][2], dy_rows, rows, in_tiles, E, wide);
-                for (long i = 0; i < rows; i += TILE_ROWS) {
-                    long seen = causal ? first + i + 1 : T, seen_by_last = causal ? least(first + i + TILE_ROWS, T) : T;
-                    float *tile_weights = weights + i * all, *tile_dlogits = dlogits + i * all;
-                    for (long j = 0; j < seen_by_last; j += TILE_COLUMNS) {
-                        tile(q_rows + i * wide, wide, 1, k_columns + j, all, tile_weights + j, all, E, NULL, 0);
-                        tile(dy_rows + i * wide, wide, 1, v_columns + j, all, tile_dlogits + j, all, E, NULL, 0);
-                    }
-                    const float *y_rows[TILE_ROWS];
-                    float log_sums[TILE_ROWS];
-                    for (long r = 0; r < TILE_ROWS; r++) { /* rows beyond the last have no gradient: 0 comes of them */
-                        long t = least(first + i + r, T - 1);
-                        y_rows[r] = head(y, stride[3], b, h) + t * stride[3][2];
-                        log_sums[r] = t == first + i + r ? lse[bh * T + t] : 0;
-                    }
-                    dlogits_of_rows(tile_weights, tile_dlogits, all, seen, seen_by_last, causal, scale, log_sums,
-                                    dy_rows + i * wide, wide, y_rows, E);
-                    for (long e = 0; e < E; e += TILE_COLUMNS)
-                        tile(tile_dlogits, all, 1, k_rows + e, wide, dq_rows + i * wide + e, wide, seen_by_last, NULL, 0);
-                }
-                for (long j = 0; j < seen_by_all; j += TILE_ROWS) {
-                    long skip = causal && j > first ? j - first : 0, n = in_tiles - skip;
-                    const float *q_seen = q_rows + skip * wide, *dy_seen = dy_rows + skip * wide;
-                    for (long e = 0; e < E; e += TILE_COLUMNS) {
-                        float *dk_tile = dk_rows + j * wide + e, *dv_tile = dv_rows + j * wide + e;
-                        tile(dlogits + skip * all + j, 1, all, q_seen + e, wide, dk_tile, wide, n, dk_tile, wide);
-                        tile(weights + skip * all + j, 1, all, dy_seen + e, wide, dv_tile, wide, n, dv_tile, wide);
-                    }
-                }
-                scatter(dq_rows, head(dq, stride[5], b, h) + first * stride[5][2], stride[5][2], rows, E, wide);
-            }
-            scatter(dk_rows, head(dk, stride[6], b, of_keys), stride[6][2], T, E, wide);
-            scatter(dv_rows, head(dv, stride[7], b, h), stride[7][2], T, E, wide);
-        }
-        free(work);
-    }
+    IN_PARTS(B * H, 1, threads,
+             attention_of_heads_backward(first, last, q, k, v, y, lse, dy, dq, dk, dv, H, T, E, stride, ahead, scale,
+                                         causal))
 }
 
 /* ---- GELU: x p, where p is the normal distribution's mass below x, or nearly so by tanh -------------- */
@@ -411,36 +437,29 @@ INLINE void gelu_vector(const float *x, const float *by, float *y, float *slope,
     if (y) store(active, y, n);
 }
 
-INLINE void gelu_piece(const float *x, const float *by, float *y, float *slope, long n, int by_tanh) {
-#define AT(p) (p ? p + i : NULL)
-    long i = 0;
-    for (; i + LANES <= n; i += LANES) gelu_vector(x + i, AT(by), AT(y), AT(slope), LANES, by_tanh);
-    if (i < n) gelu_vector(x + i, AT(by), AT(y), AT(slope), n - i, by_tanh);
-#undef AT
+INLINE void gelu_of_kind(const float *x, const float *by, float *y, float *slope, long n, int by_tanh) {
+#define GELU(some) gelu_vector(x + k, by ? by + k : NULL, y ? y + k : NULL, slope ? slope + k : NULL, some, by_tanh);
+    IN_VECTORS(n, GELU)
+#undef GELU
+}
+
+static void gelu_of_part(const float *x, const float *by, float *y, float *slope, long n, int by_tanh) {
+    if (by_tanh && slope) gelu_of_kind(x, by, y, slope, n, 1);
+    else if (by_tanh) gelu_of_kind(x, NULL, y, NULL, n, 1);
+    else if (slope) gelu_of_kind(x, by, y, slope, n, 0);
+    else gelu_of_kind(x, NULL, y, NULL, n, 0);
 }
 
 /* With the slope at x, if it is wanted; it may take the place of x. */
 void gelu(const float *x, float *y, float *slope, long n, int by_tanh, int threads) {
-#pragma omp parallel for num_threads(threads)
-    for (long i = 0; i < n; i += PIECE) {
-        long some = least(PIECE, n - i);
-        if (by_tanh && slope) gelu_piece(x + i, NULL, y + i, slope + i, some, 1);
-        else if (by_tanh) gelu_piece(x + i, NULL, y + i, NULL, some, 1);
-        else if (slope) gelu_piece(x + i, NULL, y + i, slope + i, some, 0);
-        else gelu_piece(x + i, NULL, y + i, NULL, some, 0);
-    }
+    IN_PARTS(n, LINE, threads,
+             gelu_of_part(x + first, NULL, y + first, slope ? slope + first : NULL, last - first, by_tanh))
 }
 
 /* dx may be dy. If y is wanted, it is computed once more. */
 void gelu_backward(const float *x, const float *dy, float *dx, float *y, long n, int by_tanh, int threads) {
-#pragma omp parallel for num_threads(threads)
-    for (long i = 0; i < n; i += PIECE) {
-        long some = least(PIECE, n - i);
-        if (by_tanh && y) gelu_piece(x + i, dy + i, y + i, dx + i, some, 1);
-        else if (by_tanh) gelu_piece(x + i, dy + i, NULL, dx + i, some, 1);
-        else if (y) gelu_piece(x + i, dy + i, y + i, dx + i, some, 0);
-        else gelu_piece(x + i, dy + i, NULL, dx + i, some, 0);
-    }
+    IN_PARTS(n, LINE, threads,
+             gelu_of_part(x + first, dy + first, y ? y + first : NULL, dx + first, last - first, by_tanh))
 }
 
 /* ---- norms --------------------------------------------------------------------------------------- */
@@ -448,30 +467,61 @@ void gelu_backward(const float *x, const float *dy, float *dx, float *y, long n,
 /* Of every row; `moments`, if wanted, are each row's mean and the factor that shrinks it. */
 void normalise(const float *x, const float *w, const float *b, float eps, int rms, float *y, float *moments,
                long rows, long n, int threads) {
-#pragma omp parallel for num_threads(threads)
-    for (long r = 0; r < rows; r++) normalise_row(x + r * n, w, b, eps, rms, y + r * n, moments ? moments + 2 * r : NULL, n);
+#define NORMALISE(number) normalise_rows(x + r * n, w, b, eps, rms, y + r * n, moments ? moments + 2 * r : NULL, number, n)
+    IN_PARTS(rows, SIDE_BY_SIDE, threads, {
+        long r = first;
+        for (; r + SIDE_BY_SIDE <= last; r += SIDE_BY_SIDE) NORMALISE(SIDE_BY_SIDE);
+        for (; r < last; r++) NORMALISE(1);
+    })
+#undef NORMALISE
+}
+
+/* `weighted` is whether there is a w: no branch may keep a product apart from the sum that it could be rounded with. */
+INLINE void normalise_rows_backward(const float *dy, const float *x, const float *moments, const float *w, int weighted,
+                                    int rms, float *dx, int rows, long n) {
+    vec sums[SIDE_BY_SIDE] = {{0}}, sums_along[SIDE_BY_SIDE] = {{0}};
+#define VALUES(some)                                                                                 \
+    vec d = load(dy + r * n + k, some), x_k = load(x + r * n + k, some) - moments[2 * r];            \
+    if (weighted) d *= load(w + k, some);
+#define SUM(some) EACH(rows) { VALUES(some) sums[r] += d, sums_along[r] += d * x_k; }
+    IN_VECTORS(n, SUM)
+    EACH(rows) {
+        float shrink = moments[2 * r + 1];
+        sums[r] = every(rms ? 0 : sum_of(sums[r]) / n);
+        sums_along[r] = every(sum_of(sums_along[r]) * (shrink * shrink / n));
+    }
+#define ADD(some)                                                                                    \
+    EACH(rows) {                                                                                     \
+        VALUES(some)                                                                                 \
+        float *to = dx + r * n + k;                                                                  \
+        store(load(to, some) + moments[2 * r + 1] * (d - sums[r] - x_k * sums_along[r]), to, some);  \
+    }
+    IN_VECTORS(n, ADD)
+#undef VALUES
+#undef SUM
+#undef ADD
+}
+
+INLINE void normalise_part_backward(const float *dy, const float *x, const float *moments, const float *w, int weighted,
+                                    int rms, float *dx, long rows, long n) {
+    long r = 0;
+#define BACKWARD(some) \
+    normalise_rows_backward(dy + r * n, x + r * n, moments + 2 * r, w, weighted, rms, dx + r * n, some, n)
+    for (; r + SIDE_BY_SIDE <= rows; r += SIDE_BY_SIDE) BACKWARD(SIDE_BY_SIDE);
+    for (; r < rows; r++) BACKWARD(1);
+#undef BACKWARD
 }
 
 /* dx, added to what is there, from the gradient of y and the moments; dw and db if they are wanted, added if `add`. */
 void normalise_backward(const float *dy, const float *x, const float *moments, const float *w, int rms, float *dx,
                         float *dw, float *db, int add, long rows, long n, int threads) {
-#pragma omp parallel for num_threads(threads)
-    for (long r = 0; r < rows; r++) {
-        const float *xr = x + r * n, *dr = dy + r * n;
-        float *to = dx + r * n, mean = moments[2 * r], shrink = moments[2 * r + 1];
-        vec sums = {0}, sums_along = {0};
-        for (long k = 0; k < n; k += LANES) {
-            vec d = load(dr + k, n - k) * (w ? load(w + k, n - k) : every(1)), x_k = load(xr + k, n - k) - mean;
-            sums += d, sums_along += d * x_k;
-        }
-        float across = rms ? 0 : sum_of(sums) / n, along = sum_of(sums_along) * shrink * shrink / n;
-        for (long k = 0; k < n; k += LANES) {
-            vec d = load(dr + k, n - k) * (w ? load(w + k, n - k) : every(1)), x_k = load(xr + k, n - k) - mean;
-            store(load(to + k, n - k) + shrink * (d - across - x_k * along), to + k, n - k);
-        }
-    }
-    if (dw) column_sums(dy, x, moments, dw, add, rows, n, threads);
-    if (db) column_sums(dy, NULL, NULL, db, add, rows, n, threads);
+#define BACKWARD(weighted)                                                                           \
+    normalise_part_backward(dy + first * n, x + first * n, moments + 2 * first, w, weighted, rms, dx + first * n, \
+                            last - first, n)
+    IN_PARTS(rows, SIDE_BY_SIDE, threads, if (w) BACKWARD(1); else BACKWARD(0))
+#undef BACKWARD
+    if (dw) column_sums(dy, x, moments, db, dw, add, rows, n, threads);
+    else if (db) column_sums(dy, NULL, moments, db, NULL, add, rows, n, threads);
 }
 
 /* ---- the loss ------------------------------------------------------------------------------------ */
@@ -482,8 +532,7 @@ int cross_entropy(float *logits, long row_stride, const int64_t *target, float *
                   int gradient, int threads) {
     for (long r = 0; r < rows; r++)
         if (target[r] < 0 || target[r] >= V) return 1;
-#pragma omp parallel for num_threads(threads)
-    for (long r = 0; r < rows; r++) {
+    IN_PARTS(rows, 1, threads, for (long r = first; r < last; r++) {
         float *x = logits + r * row_stride, chosen = x[target[r]], largest = largest_of(x, V);
         float sum = exponentials_of_row(x, V, largest);
         loss[r] = logf(sum) + largest - chosen;
@@ -491,6 +540,6 @@ int cross_entropy(float *logits, long row_stride, const int64_t *target, float *
         float shrink = 1 / sum;
         for (long j = 0; j < V; j++) x[j] *= shrink;
         x[target[r]] -= 1;
-    }
+    })
     return 0;
 }

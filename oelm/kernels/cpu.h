@@ -11,15 +11,33 @@ INLINE long least(long a, long b) { return a < b ? a : b; }
 INLINE long at_least(long n, long unit) { return (n + unit - 1) / unit * unit; }
 INLINE float *room(long n) { return aligned_alloc(64, at_least(n * sizeof(float), 64)); }
 
-enum { PIECE = 4096 /* numbers that a thread takes at a time */ };
+enum { LINE = 16 /* numbers in a line of memory */ };
+
+/* What is to be done from `first` up to `last` of n, for every thread's part, a multiple of `unit`. If there is but one
+   thread, OpenMP is not called: it would make a team of it, which takes more than half a microsecond. */
+#define IN_PARTS(n, unit, threads, ...)                                                              \
+    {                                                                                                \
+        long all = n, team = threads, part = at_least((all + team - 1) / team, unit);                \
+        if (team == 1) {                                                                             \
+            long first = 0, last = all;                                                              \
+            __VA_ARGS__;                                                                             \
+        } else                                                                                       \
+            _Pragma("omp parallel for num_threads(team)") for (long first = 0; first < all; first += part) { \
+                long last = least(all, first + part);                                                \
+                __VA_ARGS__;                                                                         \
+            }                                                                                        \
+    }
+
+/* Numbers that are read soon; of several the last has none. */
+typedef struct { const float *x; long n; } upcoming;
 
 int blas_multiplies(void);
 void linear_backward(const float *dy, const float *x, const float *w, float *dx, int add_dx, float *dw, float *dbias,
                      int add, long N, long out, long in, int threads);
-void column_sums(const float *d, const float *x, const float *moments, float *sums, int add, long rows, long n,
-                 int threads);
 void product(const float *a, const long *a_stride, const float *b, const long *b_stride, float *c, long c_row,
              const float *start, long start_row, long M, long N, long K, int threads);
+void product_by_panels(const float *a, long a_row, const float *panels, float *c, long c_row, const float *start,
+                       long start_row, long M, long N, long K, const upcoming *soon);
 void attention(const float *q, const float *k, const float *v, float *y, float *lse, long B, long H, long T,
                long E, const long (*stride)[3], long ahead, float scale, int causal, int threads);
 void attention_backward(const float *q, const float *k, const float *v, const float *y, const float *lse,

@@ -24,24 +24,40 @@ typedef float octet __attribute__((vector_size(4 * SQUARE), aligned(4), may_alia
 typedef int32_t octet_order __attribute__((vector_size(4 * SQUARE)));
 
 /* A tile of C = A[rows × n] B[n × columns], added to `start` if there is one. The sums stay in registers: hence no
-   arrays. */
-INLINE void tile(const float *restrict a, long a_row, long a_k, const float *restrict b, long b_k, float *c,
-                 long c_row, long n, const float *start, long start_row) {
+   arrays. Meanwhile `calls` lines of memory from `soon` on, up to n / 4, are called into L2: not at once, for then what
+   is multiplied would be waiting behind them. */
+INLINE void calling_tile(const float *restrict a, long a_row, long a_k, const float *restrict b, long b_k, float *c,
+                         long c_row, long n, const float *start, long start_row, const float *soon, long calls) {
 #define BEGIN(i)                                                                                     \
     vec left##i = {0}, right##i = {0};                                                               \
     if (start) __builtin_prefetch(start + i * start_row);
 #define ADD(i) left##i += a[i * a_row] * b_left, right##i += a[i * a_row] * b_right;
+#define STEP                                                                                         \
+    vec b_left = *(vec *)b, b_right = *(vec *)(b + LANES);                                           \
+    ROWS(ADD)                                                                                        \
+    a += a_k, b += b_k;
 #define STORE(i)                                                                                     \
     if (start) left##i += *(vec *)(start + i * start_row);                                           \
     if (start) right##i += *(vec *)(start + i * start_row + LANES);                                  \
     *(vec *)(c + i * c_row) = left##i, *(vec *)(c + i * c_row + LANES) = right##i;
     ROWS(BEGIN)
+    long k = 0;
+    for (; k + 4 <= n; k += 4) {
+        if (k < 4 * calls) __builtin_prefetch(soon + k * LINE / 4, 0, 2);
 #pragma GCC unroll 4
-    for (long k = 0; k < n; k++, a += a_k, b += b_k) {
-        vec b_left = *(vec *)b, b_right = *(vec *)(b + LANES);
-        ROWS(ADD)
+        for (int i = 0; i < 4; i++) { STEP }
     }
+    for (; k < n; k++) { STEP }
     ROWS(STORE)
+#undef BEGIN
+#undef ADD
+#undef STEP
+#undef STORE
+}
+
+INLINE void tile(const float *a, long a_row, long a_k, const float *b, long b_k, float *c, long c_row, long n,
+                 const float *start, long start_row) {
+    calling_tile(a, a_row, a_k, b, b_k, c, c_row, n, start, start_row, NULL, 0);
 }
 
 /* The same with one vector in a row and twice the rows, for a matrix of so few columns, which would leave half of

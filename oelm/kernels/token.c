@@ -33,13 +33,11 @@ enum { PLAIN, GELU, GELU_BY_TANH }; /* activations */
 INLINE void dots(const float *restrict x, int rows, const float *restrict w, long apart, long n, float *restrict y,
                  long y_row, long y_apart) {
     vec sum[3][4] = {{{0}}};
-#define ADD(PART)                                                                                    \
+#define ADD(some)                                                                                    \
     _Pragma("GCC unroll 3") for (int b = 0; b < rows; b++)                                           \
         _Pragma("GCC unroll 4") for (int o = 0; o < 4; o++)                                          \
-            sum[b][o] += load(x + b * n + k, PART) * load(w + o * apart + k, PART);
-    long k = 0;
-    for (; k + LANES <= n; k += LANES) ADD(LANES)
-    if (k < n) ADD(n - k)
+            sum[b][o] += load(x + b * n + k, some) * load(w + o * apart + k, some);
+    IN_VECTORS(n, ADD)
 #undef ADD
     for (int b = 0; b < rows; b++)
         for (int o = 0; o < 4; o++) y[b * y_row + o * y_apart] = sum_of(sum[b][o]);
@@ -81,7 +79,7 @@ void few_rows(const float *x, const float *w, float *y, long B, long in, long ou
 /* A head's query or key, normed, shifted and turned. */
 static void place(const token *s, const float *x, const float *norm, const float *shift, long h, float *y) {
     long E = s->E, half = E / 2;
-    if (norm) normalise_row(x, norm + h * E, NULL, s->qk_eps, 1, y, NULL, E);
+    if (norm) normalise_rows(x, norm + h * E, NULL, s->qk_eps, 1, y, NULL, 1, E);
     else memcpy(y, x, E * sizeof(float));
     for (long e = 0; shift && e < E; e++) y[e] += shift[h * E + e];
     for (long e = 0; s->cos && e < half; e++) {
@@ -102,7 +100,7 @@ static void attend(const token *s, const layer *l, long b, long h, const float *
     place(s, own + D, l->k_norm, l->k_shift, h, keys + at * E);
     memcpy(values + at * E, own + 2 * D, E * sizeof(float));
     for (long t = 0; t <= at; t++) {
-        weights[t] = sum_by(keys + t * E, query, 0, E) * scale;
+        weights[t] = dot(keys + t * E, query, E) * scale;
         if (l->relative) weights[t] += l->relative[h * s->distances + at - t];
         largest = weights[t] > largest ? weights[t] : largest;
     }
@@ -119,7 +117,7 @@ static void attend(const token *s, const layer *l, long b, long h, const float *
 
 static void normalise_few(const token *s, affine norm, const float *x, float *y) {
     long D = s->H * s->E;
-    for (long b = 0; b < s->B; b++) normalise_row(x + b * D, norm.w, norm.b, s->eps, s->rms, y + b * D, NULL, D);
+    for (long b = 0; b < s->B; b++) normalise_rows(x + b * D, norm.w, norm.b, s->eps, s->rms, y + b * D, NULL, 1, D);
 }
 
 void next_logits(const token *s) {

@@ -124,32 +124,66 @@ INLINE float exponentials_of_row(float *x, long n, float largest) {
     return sum;
 }
 
-/* The sum of x - mean, or of (x - mean)(y - mean). */
-INLINE float sum_by(const float *x, const float *y, float mean, long n) {
+/* The sum of x y. */
+INLINE float dot(const float *x, const float *y, long n) {
     vec sums = {0};
     long k = 0;
-    for (; k + LANES <= n; k += LANES) {
-        vec other = every(1);
-        if (y) other = *(vec *)(y + k) - mean;
-        sums += (*(vec *)(x + k) - mean) * other;
-    }
+    for (; k + LANES <= n; k += LANES) sums += *(vec *)(x + k) * *(vec *)(y + k);
     float sum = sum_of(sums);
-    for (; k < n; k++) sum += (x[k] - mean) * (y ? y[k] - mean : 1);
+    for (; k < n; k++) sum += x[k] * y[k];
     return sum;
 }
 
-/* x brought to variance 1, and to mean 0 unless `rms`, times w, plus b; either may be absent. */
-INLINE void normalise_row(const float *x, const float *w, const float *b, float eps, int rms, float *y,
-                          float *moments, long n) {
-    float mean = rms ? 0 : sum_by(x, NULL, 0, n) / n;
-    float shrink = 1 / sqrtf(sum_by(x, x, mean, n) / n + eps);
-    if (moments) moments[0] = mean, moments[1] = shrink;
-    for (long k = 0; k < n; k += LANES) {
-        vec v = (load(x + k, n - k) - mean) * shrink;
-        if (w) v *= load(w + k, n - k);
-        if (b) v += load(b + k, n - k);
-        store(v, y + k, n - k);
+/* DO with every k of n at which a vector begins, and with how many numbers of it there are. */
+#define IN_VECTORS(n, DO)                                                                            \
+    {                                                                                                \
+        long k = 0;                                                                                  \
+        for (; k + LANES <= n; k += LANES) DO(LANES)                                                 \
+        if (k < n) DO(n - k)                                                                         \
     }
+#define EACH(rows) _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
+
+enum { SIDE_BY_SIDE = 4 /* rows: one alone would be waiting for its own sums */ };
+
+/* `weighted` and `shifted` are whether there are w and b: no branch may keep a product apart from the sum that it could
+   be rounded with, or the bits would depend on how many rows there are. */
+INLINE void normalise_so(const float *x, const float *w, int weighted, const float *b, int shifted, float eps, int rms,
+                         float *y, float *moments, int rows, long n) {
+    vec sums[SIDE_BY_SIDE] = {{0}}, mean[SIDE_BY_SIDE] = {{0}}, shrink[SIDE_BY_SIDE];
+    float share = 1.0f / n;
+#define SUM(some) EACH(rows) mean[r] += load(x + r * n + k, some);
+    if (!rms) IN_VECTORS(n, SUM)
+    EACH(rows) mean[r] = every(sum_of(mean[r]) * share);
+#define SUM_OF_SQUARES(some)                                                                         \
+    EACH(rows) {                                                                                     \
+        vec v = first_of(load(x + r * n + k, some) - mean[r], some, 0);                              \
+        sums[r] += v * v;                                                                            \
+    }
+    IN_VECTORS(n, SUM_OF_SQUARES)
+    EACH(rows) {
+        shrink[r] = every(1 / sqrtf(sum_of(sums[r]) * share + eps));
+        if (moments) moments[2 * r] = mean[r][0], moments[2 * r + 1] = shrink[r][0];
+    }
+#define NORMALISE(some)                                                                              \
+    EACH(rows) {                                                                                     \
+        vec v = (load(x + r * n + k, some) - mean[r]) * shrink[r];                                   \
+        if (weighted) v *= load(w + k, some);                                                        \
+        if (shifted) v += load(b + k, some);                                                         \
+        store(v, y + r * n + k, some);                                                               \
+    }
+    IN_VECTORS(n, NORMALISE)
+#undef SUM
+#undef SUM_OF_SQUARES
+#undef NORMALISE
+}
+
+/* Up to SIDE_BY_SIDE rows of x brought to variance 1, and to mean 0 unless `rms`, times w, plus b; either may be absent. */
+INLINE void normalise_rows(const float *x, const float *w, const float *b, float eps, int rms, float *y,
+                           float *moments, int rows, long n) {
+    if (w && b) normalise_so(x, w, 1, b, 1, eps, rms, y, moments, rows, n);
+    else if (w) normalise_so(x, w, 1, b, 0, eps, rms, y, moments, rows, n);
+    else if (b) normalise_so(x, w, 0, b, 1, eps, rms, y, moments, rows, n);
+    else normalise_so(x, w, 0, b, 0, eps, rms, y, moments, rows, n);
 }
 
 /* ---- GELU: x p, where p is the normal distribution's mass below x, or nearly so by tanh -------------- */
