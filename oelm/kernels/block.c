@@ -19,7 +19,6 @@ typedef struct {
     float *dw, *dbias, *da, *db; /* gradients; NULL where none is wanted, as everywhere below */
     long rank, ahead;
     long in_panels; /* whether w is in panels [in × out], as `product` can take them; set below, as `add` is */
-    const float *next_y; /* the next piece's, if there is one; set below */
 } projection;
 
 typedef struct { const float *w, *b; float *dw, *db; } norm;
@@ -30,6 +29,7 @@ typedef struct { const float *value; float *dvalue; } shift;
 typedef struct {
     long B, T, H, E, F, rms, causal, by_tanh, threads;
     long add; /* whether gradients of weights are added to what is there */
+    long next; /* how many numbers on the next piece's x begins, if there is one; set below */
     double eps;
     const float *cos, *sin; /* [T × E], by which q and k are turned, or NULL */
     norm attention_norm, mlp_norm, final_norm; /* the last of them after the last block, if there is a `stream` */
@@ -98,23 +98,27 @@ static updates prepared(const block *s) {
     return (updates){all, all + size, all + 2 * size, all + 3 * size};
 }
 
+static const upcoming NOTHING[] = {{0}};
+
+/* a[M × K] times the K × N numbers of w, as they are or transposed, meanwhile calling what is wanted soon. */
+static void multiplied(const projection *p, const float *a, const long *strides, float *c, const float *start,
+                       long start_row, const upcoming *soon, long M, long N, long K, int threads) {
+    if (p->in_panels && M % TILE_ROWS == 0 && N % TILE_COLUMNS == 0)
+        product_by_panels(a, K, p->w, c, N, start, start_row, M, N, K, soon);
+    else
+        product(a, (long[]){K, 1}, p->w, p->in_panels ? (long[]){0, 0} : strides, c, N, start, start_row, M, N, K, threads);
+}
+
 /* y = x wᵀ + start */
-static void forwards(const projection *p, const float *x, float *y, const float *start, long start_row, long N,
-                     long out, long in, int threads) {
-    const long *strides = p->in_panels ? (long[]){0, 0} : (long[]){1, in};
-    product(x, (long[]){in, 1}, p->w, strides, y, out, start, start_row, N, out, in, threads);
+static void forwards(const projection *p, const float *x, float *y, const float *start, long start_row,
+                     const upcoming *soon, long N, long out, long in, int threads) {
+    multiplied(p, x, (long[]){1, in}, y, start, start_row, soon, N, out, in, threads);
 }
 
 /* dx = dy w */
-static void backwards(const projection *p, const float *dy, float *dx, int add_dx, long N, long out, long in,
-                      const upcoming *soon, int threads) {
-    const float *start = add_dx ? dx : NULL;
-    if (p->in_panels && N % TILE_ROWS == 0 && in % TILE_COLUMNS == 0) {
-        product_by_panels(dy, out, p->w, dx, in, start, in, N, in, out, soon);
-        return;
-    }
-    const long *strides = p->in_panels ? (long[]){0, 0} : (long[]){in, 1};
-    product(dy, (long[]){out, 1}, p->w, strides, dx, in, start, in, N, in, out, threads);
+static void backwards(const projection *p, const float *dy, float *dx, int add_dx, const upcoming *soon, long N, long out,
+                      long in, int threads) {
+    multiplied(p, dy, (long[]){in, 1}, dx, add_dx ? dx : NULL, in, soon, N, in, out, threads);
 }
 
 /* The gradients of w and of the bias; x may be there in panels too. */
@@ -128,7 +132,7 @@ static void weights_backward(const projection *p, const float *dy, const float *
 /* y = x wᵀ + bias, or what an identity reads of x; to that, few bᵀ is added. */
 static void project(const projection *p, const float *x, const float *few, long few_row, long N, long D, int threads) {
     const float *base = p->y;
-    if (p->w) forwards(p, x, p->y, p->bias, 0, N, D, D, threads);
+    if (p->w) forwards(p, x, p->y, p->bias, 0, NOTHING, N, D, D, threads);
     else if (p->a && !p->order && !p->ahead) base = x;
     else read_channels(p, x, p->y, N, D, threads);
     if (p->a)
@@ -137,10 +141,10 @@ static void project(const projection *p, const float *x, const float *few, long 
 
 /* dx is added to what is there if `add_dx`; it may be dy where its channels are the input's. */
 static void project_backward(const projection *p, const float *dy, const float *x, const float *panels_of_x, float *dx,
-                             int add_dx, const float *few, float *dfew, long few_row, float *db, int add, long N, long D,
-                             int threads) {
+                             int add_dx, const upcoming *soon, const float *few, float *dfew, long few_row, float *db,
+                             int add, long N, long D, int threads) {
     if (p->w) {
-        backwards(p, dy, dx, add_dx, N, D, D, (upcoming[]){{p->next_y, p->next_y ? N * D : 0}, {0}}, threads);
+        backwards(p, dy, dx, add_dx, soon, N, D, D, threads);
         weights_backward(p, dy, x, panels_of_x, add, N, D, D, threads);
     } else read_channels_backward(p, dy, dx, add_dx, N, D, threads);
     if (!p->a) return;
@@ -195,10 +199,10 @@ static void multiply(float *x, const float *by, long n, int threads) {
 }
 
 /* y = rest + x wᵀ + bias */
-static void project_onto(const projection *p, const float *rest, const float *x, float *y, long N, long out, long in,
-                         int threads) {
+static void project_onto(const projection *p, const float *rest, const float *x, float *y, const upcoming *soon, long N,
+                         long out, long in, int threads) {
     if (p->bias) add_to_rows(rest, p->bias, y, N, out, threads);
-    forwards(p, x, y, p->bias ? y : rest, out, N, out, in, threads);
+    forwards(p, x, y, p->bias ? y : rest, out, soon, N, out, in, threads);
 }
 
 static void piece_forward(const block *s, const updates *of_rank) {
@@ -223,12 +227,13 @@ static void piece_forward(const block *s, const updates *of_rank) {
     for (int i = 0; i < 4; i++) memcpy(strides[i], by_heads, sizeof by_heads);
     attention(qkv[0], qkv[1], qkv[2], s->heads, s->log_sum, s->B, s->H, s->T, s->E, (const long(*)[3])strides, ahead,
               1 / __builtin_sqrtf(s->E), s->causal, threads);
-    project_onto(&s->o, s->x, s->heads, s->middle, N, D, D, threads);
+    project_onto(&s->o, s->x, s->heads, s->middle, NOTHING, N, D, D, threads);
 
     normalise(s->middle, s->mlp_norm.w, s->mlp_norm.b, s->eps, s->rms, normed, NULL, N, D, threads);
-    forwards(&s->up, normed, s->up.y, s->up.bias, 0, N, F, D, threads);
+    forwards(&s->up, normed, s->up.y, s->up.bias, 0, NOTHING, N, F, D, threads);
     gelu(s->up.y, active, s->active ? s->up.y : NULL, N * F, s->by_tanh, threads);
-    project_onto(&s->down, s->middle, active, s->stream ? s->stream : s->y, N, D, F, threads);
+    project_onto(&s->down, s->middle, active, s->stream ? s->stream : s->y, (upcoming[]){{s->x + s->next, s->next}, {0}},
+                 N, D, F, threads);
     if (s->stream)
         normalise(s->stream, s->final_norm.w, s->final_norm.b, s->eps, s->rms, s->y, NULL, N, D, threads);
     if (!s->active) free(active);
@@ -249,11 +254,11 @@ static void mlp_backward(const block *s) {
                            N, D, threads);
         dy = dx;
     }
-    backwards(&s->down, dy, dwide, 0, N, D, F, (upcoming[]){{s->up.y, N * F}, {s->middle, N * D}, {0}}, threads);
+    backwards(&s->down, dy, dwide, 0, (upcoming[]){{s->up.y, N * F}, {s->middle, N * D}, {0}}, N, D, F, threads);
     if (s->active) multiply(dwide, s->up.y, N * F, threads);
     else gelu_backward(s->up.y, dwide, dwide, active, N * F, s->by_tanh, threads);
     normalise(s->middle, s->mlp_norm.w, s->mlp_norm.b, s->eps, s->rms, normed, moments, N, D, threads);
-    backwards(&s->up, dwide, dnormed, 0, N, F, D, (upcoming[]){{active, N * F}, {0}}, threads);
+    backwards(&s->up, dwide, dnormed, 0, (upcoming[]){{active, N * F}, {0}}, N, F, D, threads);
     weights_backward(&s->down, dy, active, NULL, add, N, D, F, threads);
     weights_backward(&s->up, dwide, normed, NULL, add, N, F, D, threads);
     if (!s->active) free(active);
@@ -274,7 +279,7 @@ static void heads_backward(const block *s, const updates *of_rank) {
     float *dheads = dnormed, *dqkv[3];
     const projection *of[] = {&s->q, &s->k, &s->v};
     const float *qkv[3];
-    backwards(&s->o, dx, dheads, 0, N, D, D, (upcoming[]){{s->heads, N * D}, {s->x, N * D}, {0}}, threads);
+    backwards(&s->o, dx, dheads, 0, (upcoming[]){{s->heads, N * D}, {s->x, N * D}, {0}}, N, D, D, threads);
     weights_backward(&s->o, dx, s->heads, NULL, add, N, D, D, threads);
     normalise(s->x, s->attention_norm.w, s->attention_norm.b, s->eps, s->rms, normed, moments, N, D, threads);
     for (int i = 0; i < 3; i++) qkv[i] = of[i]->y ? of[i]->y : normed, dqkv[i] = room(N * D);
@@ -293,8 +298,9 @@ static void heads_backward(const block *s, const updates *of_rank) {
     for (int i = 0; i < 3; few += of[i]->rank, dfew_here += of[i]->rank, db += of[i++]->rank * D) {
         if (i < 2) place_backward(s, i ? &s->k_shift : &s->q_shift, dqkv[i]);
         projection in_place = {0};
-        project_backward(of[i]->y ? of[i] : &in_place, dqkv[i], normed, panels, dnormed, i > 0, few, dfew_here, R, db,
-                         add, N, D, threads);
+        upcoming next[] = {{qkv[i] + s->next, of[i]->y ? s->next : 0}, {0}};
+        project_backward(of[i]->y ? of[i] : &in_place, dqkv[i], normed, panels, dnormed, i > 0, next, few, dfew_here, R,
+                         db, add, N, D, threads);
         if (dqkv[i] != dnormed) free(dqkv[i]);
     }
     if (s->few) {
@@ -313,6 +319,7 @@ static block share(const block *whole, long part, long parts, long size) {
     block s = *whole;
     s.B /= parts, s.threads = s.threads > parts ? s.threads / parts : 1;
     long N = s.B * s.T, D = s.H * s.E;
+    s.next = part + 1 < parts ? N * D : 0;
 #define MOVE(pointer, by) if (pointer) pointer += part * (by)
     float **rows[] = {&s.heads, &s.middle, &s.stream, &s.y, &s.dx, &s.q.y, &s.k.y, &s.v.y};
     for (unsigned i = 0; i < sizeof rows / sizeof *rows; i++) MOVE(*rows[i], N * D);
@@ -328,7 +335,6 @@ static block share(const block *whole, long part, long parts, long size) {
         MOVE(of[i]->dbias, size);
         MOVE(of[i]->da, size);
         MOVE(of[i]->db, size);
-        of[i]->next_y = i < 3 && of[i]->y && part + 1 < parts ? of[i]->y + N * D : NULL;
     }
     float **others[] = {&s.attention_norm.dw, &s.attention_norm.db, &s.mlp_norm.dw,    &s.mlp_norm.db,
                         &s.final_norm.dw,     &s.final_norm.db,     &s.q_shift.dvalue, &s.k_shift.dvalue};

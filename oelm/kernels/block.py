@@ -21,8 +21,8 @@ FEW = 2**27
 CACHE_LINE = 16  # numbers
 
 # The structure `block` of block.c, field by field; each takes eight bytes, so that it is a list of numbers.
-# `add`, `in_panels` and `next_y` are for block.c itself.
-_SIZES = ("B", "T", "H", "E", "F", "rms", "causal", "by_tanh", "threads", "add")
+# `add`, `next` and `in_panels` are for block.c itself.
+_SIZES = ("B", "T", "H", "E", "F", "rms", "causal", "by_tanh", "threads", "add", "next")
 _PROJECTION = (
     "w",
     "bias",
@@ -37,7 +37,6 @@ _PROJECTION = (
     "rank",
     "ahead",
     "in_panels",
-    "next_y",
 )
 _FIELDS = (
     *_SIZES,
@@ -195,7 +194,7 @@ def _plan(
 ) -> _Plan:
     (B, T, D), H = size, shape.n_heads
     first = (
-        B, T, H, D // H, shape.d_ff, shape.rms, shape.causal, shape.by_tanh, threads, False,
+        B, T, H, D // H, shape.d_ff, shape.rms, shape.causal, shape.by_tanh, threads, False, 0,
         shape.eps_bits,
     )  # fmt: skip
     numbers = [*first, *[0] * (len(_FIELDS) - len(first))]

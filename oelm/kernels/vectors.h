@@ -39,6 +39,11 @@ INLINE vec first_of(vec x, long n, float rest) {
     return (vec)_mm512_mask_mov_ps((__m512)every(rest), mask(n), (__m512)x);
 }
 
+/* a where x is negative, else b. */
+INLINE vec by_sign(vec x, vec a, vec b) {
+    return (vec)_mm512_mask_mov_ps((__m512)b, _mm512_cmp_ps_mask((__m512)x, _mm512_setzero_ps(), _CMP_LT_OQ), (__m512)a);
+}
+
 #define HALVES(x, DO) x = DO(x, SHUFFLE(order, x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7))
 #define IN_EIGHTS(a, b, c, d, e, f, g, h) a, b, c, d, e, f, g, h, 8 + a, 8 + b, 8 + c, 8 + d, 8 + e, 8 + f, 8 + g, 8 + h
 
@@ -69,6 +74,11 @@ INLINE vec larger(vec a, vec b) {
 INLINE vec first_of(vec x, long n, float rest) {
     order in = (order){0, 1, 2, 3, 4, 5, 6, 7} < (int32_t)n;
     return bits((in & (order)x) | (~in & (order)every(rest)));
+}
+
+INLINE vec by_sign(vec x, vec a, vec b) {
+    order negative = x < 0;
+    return bits((negative & (order)a) | (~negative & (order)b));
 }
 
 #define HALVES(x, DO) x
@@ -188,30 +198,29 @@ INLINE void normalise_rows(const float *x, const float *w, const float *b, float
 
 /* ---- GELU: x p, where p is the normal distribution's mass below x, or nearly so by tanh -------------- */
 
-/* (1 + tanh u) / 2 = 1 / (1 + exp(-2u)) */
-INLINE vec mass_by_tanh(vec x) {
-    vec u = 1.59576912f * x * (1 + 0.044715f * x * x);
-    return 1 / (1 + exponential(-larger(every(-87.0f), u)));
+/* The mass (1 + tanh u) / 2 = 1 / (1 + exp(-2u)). */
+INLINE vec activated_by_tanh(vec x, vec *slope) {
+    vec u = 1.59576912f * x * (1 + 0.044715f * x * x), p = 1 / (1 + exponential(-larger(every(-87.0f), u)));
+    *slope = p + x * p * (1 - p) * (1.59576912f + 0.214064488f * x * x);
+    return x * p;
 }
 
-/* By a polynomial of t = 1 / (1 + |x| / √8) times exp(-x²/2), fitted to 4e-8 of the mass beyond |x|; `bell` is that
-   exponential. */
-INLINE vec mass(vec x, vec *bell) {
-    vec t = 1 / (1 + 0.353553391f * bits((order)x & 0x7fffffff));
-    vec t2 = t * t, t4 = t2 * t2, p = (-0.484459386f + 0.283258723f * t) + -0.0588004886f * t2;
-    p = p * t4 + (-0.0244361823f + 0.274911991f * t) * t2;
-    p = (p + (0.243342258f + 0.201752569f * t)) * t2 + (0.282088335f + 0.282342139f * t);
-    *bell = exponential(-0.5f * x * x);
-    vec beyond = 0.5f * p * t * *bell;
-    order below = x < 0;
-    return bits((below & (order)beyond) | (~below & (order)(1 - beyond)));
+/* The mass beyond |x| by a polynomial of t = 1 / (1 + |x| / √8) times exp(-x²/2), fitted to 4e-8 of it. What is on the
+   other side of 0 differs from it by 1. */
+INLINE vec activated_exactly(vec x, vec *slope) {
+    vec size = bits((order)x & 0x7fffffff), t = 1 / (1 + 0.353553391f * size);
+    vec t2 = t * t, t4 = t2 * t2, p = (-0.2422297f + 0.141629368f * t) + -0.0294002444f * t2;
+    p = p * t4 + (-0.0122180907f + 0.137456f * t) * t2;
+    p = (p + (0.121671125f + 0.100876287f * t)) * t2 + (0.14104417f + 0.141171068f * t);
+    vec bell = exponential(-0.5f * x * x), beyond = p * (t * bell);
+    vec below = beyond - 0.398942280f * (size * bell); /* the slope at -|x| */
+    *slope = by_sign(x, below, 1 - below);
+    return larger(x, every(0)) - size * beyond;
 }
 
 /* x p, and its derivative. */
 INLINE vec activated_with_slope(vec x, int by_tanh, vec *slope) {
-    vec bell, p = by_tanh ? mass_by_tanh(x) : mass(x, &bell);
-    *slope = p + (by_tanh ? x * p * (1 - p) * (1.59576912f + 0.214064488f * x * x) : x * bell * 0.398942280f);
-    return x * p;
+    return by_tanh ? activated_by_tanh(x, slope) : activated_exactly(x, slope);
 }
 
 INLINE vec activated(vec x, int by_tanh) {

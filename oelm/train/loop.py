@@ -105,7 +105,7 @@ class Trainer:
         self.lanes = Lanes() if self.splits() else None
         if self.lanes and isinstance(self.model, Transformer):
             self.model.lanes = self.lanes
-        self.window = torch.zeros(2, device=self.device)
+        self.window, self.one = torch.zeros(2, device=self.device), torch.ones((), device=self.device)
         self.state = State(
             self.model, self.optimizer, self.scaler, self.guard, self.window, first_hashes
         )
@@ -213,7 +213,7 @@ class Trainer:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
-        self.window += torch.stack([torch.where(good, total, 0.0), good.to(total.dtype)])
+        self.window += torch.stack([total, self.one]).where(good, 0.0)
         self.state.progress.step += 1
         self.state.progress.tokens += batch[0].numel() * self.group.world
         return rate, norm
@@ -222,7 +222,8 @@ class Trainer:
         """Add the gradient of a piece's share of the loss to the others'; returns that share."""
         with self.wrapped.synchronised(last):
             with self.precision.autocast(self.device):
-                loss: Tensor = self.wrapped.stepped(*piece) * share
+                loss: Tensor = self.wrapped.stepped(*piece)
+                loss = loss if share == 1 else loss * share
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
