@@ -16,7 +16,7 @@ enum {
     /* What a product copies at a time: of b half a megabyte, or all of one, to stay in L2, of a up to 200 KiB beside it. */
     STRIP_ROWS = 96, STRIP_COLUMNS = WIDE && !LARGE_L2 ? 256 : 512,
     FAR = 1 << 18, /* numbers: a matrix beyond L2, whose lines are better called before they are needed */
-    SMALL = LARGE_L2 ? 1 << 19 : 0, /* numbers that are better read down their columns than copied */
+    SMALL = LARGE_L2 ? 1 << 19 : WIDE ? 1 << 17 : 0, /* numbers that are better read down their columns than copied */
     FOR_BLAS = 1 << 20, /* multiplications: with fewer, a call of it costs too much */
     PANEL = DEPTH * TILE_ROWS + SQUARE, /* the rows of a tile, and room for a last store to run over */
 };
