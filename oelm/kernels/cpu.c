@@ -217,10 +217,9 @@ static void sum_columns(const float *d, const float *x, const float *moments, fl
     sums_of_columns all = {{0}}, all_along = {{0}};
     for (long from = 0; from < rows; from += BLOCK) { /* sums of sums lose less */
         sums_of_columns some = {{0}}, some_along = {{0}};
-        long r = from, to = least(rows, from + BLOCK);
-#define ADD(number) add_rows(d + r * n, x ? x + r * n : NULL, moments + 2 * r, some, some_along, number, n, columns)
-        for (; r + SIDE_BY_SIDE <= to; r += SIDE_BY_SIDE) ADD(SIDE_BY_SIDE);
-        for (; r < to; r++) ADD(1);
+#define ADD(number) \
+    add_rows(d + row * n, x ? x + row * n : NULL, moments + 2 * row, some, some_along, number, n, columns)
+        IN_ROWS(from, least(rows, from + BLOCK), ADD)
 #undef ADD
         for (long i = 0; i < SUMS / LANES; i++) all[i] += some[i], all_along[i] += some_along[i];
     }
@@ -467,12 +466,9 @@ void gelu_backward(const float *x, const float *dy, float *dx, float *y, long n,
 /* Of every row; `moments`, if wanted, are each row's mean and the factor that shrinks it. */
 void normalise(const float *x, const float *w, const float *b, float eps, int rms, float *y, float *moments,
                long rows, long n, int threads) {
-#define NORMALISE(number) normalise_rows(x + r * n, w, b, eps, rms, y + r * n, moments ? moments + 2 * r : NULL, number, n)
-    IN_PARTS(rows, SIDE_BY_SIDE, threads, {
-        long r = first;
-        for (; r + SIDE_BY_SIDE <= last; r += SIDE_BY_SIDE) NORMALISE(SIDE_BY_SIDE);
-        for (; r < last; r++) NORMALISE(1);
-    })
+#define NORMALISE(number) \
+    normalise_rows(x + row * n, w, b, eps, rms, y + row * n, moments ? moments + 2 * row : NULL, number, n)
+    IN_PARTS(rows, SIDE_BY_SIDE, threads, IN_ROWS(first, last, NORMALISE))
 #undef NORMALISE
 }
 
@@ -502,24 +498,20 @@ INLINE void normalise_rows_backward(const float *dy, const float *x, const float
 #undef ADD
 }
 
-INLINE void normalise_part_backward(const float *dy, const float *x, const float *moments, const float *w, int weighted,
-                                    int rms, float *dx, long rows, long n) {
-    long r = 0;
-#define BACKWARD(some) \
-    normalise_rows_backward(dy + r * n, x + r * n, moments + 2 * r, w, weighted, rms, dx + r * n, some, n)
-    for (; r + SIDE_BY_SIDE <= rows; r += SIDE_BY_SIDE) BACKWARD(SIDE_BY_SIDE);
-    for (; r < rows; r++) BACKWARD(1);
-#undef BACKWARD
-}
-
 /* dx, added to what is there, from the gradient of y and the moments; dw and db if they are wanted, added if `add`. */
 void normalise_backward(const float *dy, const float *x, const float *moments, const float *w, int rms, float *dx,
                         float *dw, float *db, int add, long rows, long n, int threads) {
-#define BACKWARD(weighted)                                                                           \
-    normalise_part_backward(dy + first * n, x + first * n, moments + 2 * first, w, weighted, rms, dx + first * n, \
-                            last - first, n)
-    IN_PARTS(rows, SIDE_BY_SIDE, threads, if (w) BACKWARD(1); else BACKWARD(0))
+#define BACKWARD(number, weighted) \
+    normalise_rows_backward(dy + row * n, x + row * n, moments + 2 * row, w, weighted, rms, dx + row * n, number, n)
+#define WEIGHTED(number) BACKWARD(number, 1)
+#define PLAIN(number) BACKWARD(number, 0)
+    IN_PARTS(rows, SIDE_BY_SIDE, threads, {
+        if (w) IN_ROWS(first, last, WEIGHTED)
+        else IN_ROWS(first, last, PLAIN)
+    })
 #undef BACKWARD
+#undef WEIGHTED
+#undef PLAIN
     if (dw) column_sums(dy, x, moments, db, dw, add, rows, n, threads);
     else if (db) column_sums(dy, NULL, moments, db, NULL, add, rows, n, threads);
 }

@@ -17,13 +17,13 @@ enum { LINE = 16 /* numbers in a line of memory */ };
    thread, OpenMP is not called: it would make a team of it, which takes more than half a microsecond. */
 #define IN_PARTS(n, unit, threads, ...)                                                              \
     {                                                                                                \
-        long all = n, team = threads, part = at_least((all + team - 1) / team, unit);                \
-        if (team == 1) {                                                                             \
-            long first = 0, last = all;                                                              \
+        long n_ = n, team_ = threads, part_ = at_least((n_ + team_ - 1) / team_, unit);              \
+        if (team_ == 1) {                                                                            \
+            long first = 0, last = n_;                                                               \
             __VA_ARGS__;                                                                             \
         } else                                                                                       \
-            _Pragma("omp parallel for num_threads(team)") for (long first = 0; first < all; first += part) { \
-                long last = least(all, first + part);                                                \
+            _Pragma("omp parallel for num_threads(team_)") for (long first = 0; first < n_; first += part_) { \
+                long last = least(n_, first + part_);                                                \
                 __VA_ARGS__;                                                                         \
             }                                                                                        \
     }

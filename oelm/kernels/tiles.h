@@ -42,11 +42,12 @@ INLINE void calling_tile(const float *restrict a, long a_row, long a_k, const fl
     *(vec *)(c + i * c_row) = left##i, *(vec *)(c + i * c_row + LANES) = right##i;
     ROWS(BEGIN)
     long k = 0;
-    for (; k + 4 <= n; k += 4) {
-        if (k < 4 * calls) __builtin_prefetch(soon + k * LINE / 4, 0, 2);
+    for (; k < 4 * calls; k += 4) {
+        __builtin_prefetch(soon + k * LINE / 4, 0, 2);
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) { STEP }
     }
+#pragma GCC unroll 4
     for (; k < n; k++) { STEP }
     ROWS(STORE)
 #undef BEGIN

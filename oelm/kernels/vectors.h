@@ -151,9 +151,16 @@ INLINE float dot(const float *x, const float *y, long n) {
         for (; k + LANES <= n; k += LANES) DO(LANES)                                                 \
         if (k < n) DO(n - k)                                                                         \
     }
-#define EACH(rows) _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
 
 enum { SIDE_BY_SIDE = 4 /* rows: one alone would be waiting for its own sums */ };
+#define EACH(rows) _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++)
+/* DO with every row from which on some are taken, up to the last, and with how many of them. */
+#define IN_ROWS(first, last, DO)                                                                     \
+    {                                                                                                \
+        long row = first;                                                                            \
+        for (; row + SIDE_BY_SIDE <= last; row += SIDE_BY_SIDE) DO(SIDE_BY_SIDE);                    \
+        for (; row < last; row++) DO(1);                                                             \
+    }
 
 /* `weighted` and `shifted` are whether there are w and b: no branch may keep a product apart from the sum that it could
    be rounded with, or the bits would depend on how many rows there are. */
