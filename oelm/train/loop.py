@@ -105,7 +105,10 @@ class Trainer:
         self.lanes = Lanes() if self.splits() else None
         if self.lanes and isinstance(self.model, Transformer):
             self.model.lanes = self.lanes
-        self.window, self.one = torch.zeros(2, device=self.device), torch.ones((), device=self.device)
+        self.window, self.one = (
+            torch.zeros(2, device=self.device),
+            torch.ones((), device=self.device),
+        )
         self.state = State(
             self.model, self.optimizer, self.scaler, self.guard, self.window, first_hashes
         )
