@@ -29,7 +29,7 @@ typedef struct { const float *value; float *dvalue; } shift;
 typedef struct {
     long B, T, H, E, F, rms, causal, by_tanh, threads;
     long add; /* whether gradients of weights are added to what is there */
-    long next; /* how many numbers on the next piece's x begins, if there is one; set below */
+    long next; /* how many numbers on the next piece's rows of D begin, 0 if there is none; set below */
     double eps;
     const float *cos, *sin; /* [T × E], by which q and k are turned, or NULL */
     norm attention_norm, mlp_norm, final_norm; /* the last of them after the last block, if there is a `stream` */
@@ -39,14 +39,28 @@ typedef struct {
     float *log_sum, *heads, *middle, *active, *few, *stream, *y, *dx;
 } block;
 
+/* Channels in another order, forth or, added, back. Several rows share the reading of the order. */
+static void reorder(const int64_t *order, const float *x, float *y, long rows, long D) {
+#define READ(some) for (long d = 0; d < D; d++) EACH(some) y[(row + r) * D + d] = x[(row + r) * D + order[d]];
+    IN_ROWS(0, rows, READ)
+#undef READ
+}
+
+static void reorder_backward(const int64_t *order, const float *dy, float *dx, long rows, long D) {
+#define ADD(some) for (long d = 0; d < D; d++) EACH(some) dx[(row + r) * D + order[d]] += dy[(row + r) * D + d];
+    IN_ROWS(0, rows, ADD)
+#undef ADD
+}
+
 /* What an identity reads of x: all D channels, each once. */
 static void read_channels(const projection *p, const float *x, float *y, long N, long D, int threads) {
     long ahead = p->ahead;
-    IN_PARTS(N, 1, threads, for (long n = first * D; n < last * D; n += D) {
-        for (long d = 0; p->order && d < D; d++) y[n + d] = x[n + p->order[d]];
-        if (p->order) continue;
-        memcpy(y + n, x + n + ahead, (D - ahead) * sizeof(float));
-        memcpy(y + n + D - ahead, x + n, ahead * sizeof(float));
+    IN_PARTS(N, SIDE_BY_SIDE, threads, {
+        if (p->order) reorder(p->order, x + first * D, y + first * D, last - first, D);
+        else for (long n = first * D; n < last * D; n += D) {
+            memcpy(y + n, x + n + ahead, (D - ahead) * sizeof(float));
+            memcpy(y + n + D - ahead, x + n, ahead * sizeof(float));
+        }
     })
 }
 
@@ -55,10 +69,9 @@ static void read_channels_backward(const projection *p, const float *dy, float *
     long ahead = p->ahead;
     if (dx == dy) return;
     if (!add) memset(dx, 0, N * D * sizeof(float));
-    IN_PARTS(N, 1, threads, for (long n = first * D; n < last * D; n += D) {
-        if (p->order)
-            for (long d = 0; d < D; d++) dx[n + p->order[d]] += dy[n + d];
-        else {
+    IN_PARTS(N, SIDE_BY_SIDE, threads, {
+        if (p->order) reorder_backward(p->order, dy + first * D, dx + first * D, last - first, D);
+        else for (long n = first * D; n < last * D; n += D) {
             for (long d = ahead; d < D; d++) dx[n + d] += dy[n + d - ahead];
             for (long d = 0; d < ahead; d++) dx[n + d] += dy[n + D - ahead + d];
         }
@@ -130,9 +143,10 @@ static void weights_backward(const projection *p, const float *dy, const float *
 }
 
 /* y = x wᵀ + bias, or what an identity reads of x; to that, few bᵀ is added. */
-static void project(const projection *p, const float *x, const float *few, long few_row, long N, long D, int threads) {
+static void project(const projection *p, const float *x, const upcoming *soon, const float *few, long few_row, long N,
+                    long D, int threads) {
     const float *base = p->y;
-    if (p->w) forwards(p, x, p->y, p->bias, 0, NOTHING, N, D, D, threads);
+    if (p->w) forwards(p, x, p->y, p->bias, 0, soon, N, D, D, threads);
     else if (p->a && !p->order && !p->ahead) base = x;
     else read_channels(p, x, p->y, N, D, threads);
     if (p->a)
@@ -218,8 +232,14 @@ static void piece_forward(const block *s, const updates *of_rank) {
     float *few = s->few;
     long R = ranks(s);
     if (few) product(normed, (long[]){D, 1}, of_rank->columns, (long[]){R, 1}, few, R, NULL, 0, N, R, D, threads);
+    upcoming soon[3];
+    int called = 0;
     for (int i = 0; i < 3; few += of[i++]->rank) {
-        if (of[i]->y) project(of[i], normed, few, R, N, D, threads);
+        /* Without a product of its own, what is written would have to wait for its lines. */
+        if (of[i]->y && !of[i]->w && s->next) soon[called++] = (upcoming){of[i]->y + s->next, s->next};
+        soon[called] = (upcoming){0};
+        if (of[i]->y) project(of[i], normed, soon, few, R, N, D, threads);
+        if (of[i]->w) called = 0;
         if (of[i]->y && i < 2) place(s, i ? &s->k_shift : &s->q_shift, of[i]->y);
         qkv[i] = of[i]->y ? of[i]->y : normed;
     }
@@ -258,7 +278,7 @@ static void mlp_backward(const block *s) {
     if (s->active) multiply(dwide, s->up.y, N * F, threads);
     else gelu_backward(s->up.y, dwide, dwide, active, N * F, s->by_tanh, threads);
     normalise(s->middle, s->mlp_norm.w, s->mlp_norm.b, s->eps, s->rms, normed, moments, N, D, threads);
-    backwards(&s->up, dwide, dnormed, 0, (upcoming[]){{active, N * F}, {0}}, N, F, D, threads);
+    backwards(&s->up, dwide, dnormed, 0, (upcoming[]){{active, s->active ? N * F : 0}, {0}}, N, F, D, threads);
     weights_backward(&s->down, dy, active, NULL, add, N, D, F, threads);
     weights_backward(&s->up, dwide, normed, NULL, add, N, F, D, threads);
     if (!s->active) free(active);
@@ -293,14 +313,18 @@ static void heads_backward(const block *s, const updates *of_rank) {
     int shared = s->v.in_panels && N <= DEPTH;
     float *panels = shared ? room(N * at_least(D, TILE_COLUMNS)) : NULL;
     if (shared) column_panels(normed, D, 1, panels, D, N);
+    upcoming soon[4];
+    int called = 0;
     long R = ranks(s);
     float *dfew = room(N * R), *few = s->few, *dfew_here = dfew, *db = of_rank->db;
     for (int i = 0; i < 3; few += of[i]->rank, dfew_here += of[i]->rank, db += of[i++]->rank * D) {
         if (i < 2) place_backward(s, i ? &s->k_shift : &s->q_shift, dqkv[i]);
         projection in_place = {0};
-        upcoming next[] = {{qkv[i] + s->next, of[i]->y ? s->next : 0}, {0}};
-        project_backward(of[i]->y ? of[i] : &in_place, dqkv[i], normed, panels, dnormed, i > 0, next, few, dfew_here, R,
+        if (of[i]->y && s->next) soon[called++] = (upcoming){qkv[i] + s->next, s->next};
+        soon[called] = (upcoming){0};
+        project_backward(of[i]->y ? of[i] : &in_place, dqkv[i], normed, panels, dnormed, i > 0, soon, few, dfew_here, R,
                          db, add, N, D, threads);
+        if (of[i]->w) called = 0; /* else what follows has the product that calls them */
         if (dqkv[i] != dnormed) free(dqkv[i]);
     }
     if (s->few) {

@@ -69,8 +69,8 @@ static void product_of_one(const float *a, long a_row, long a_k, const float *b,
                            long c_row, const float *start, long start_row, long M, long N, long K) {
     float *panels_of_a = room(STRIP_ROWS / TILE_ROWS * PANEL);
     float *panels_of_b = room(DEPTH * STRIP_COLUMNS);
-    /* Rows that are short, or used for few columns, are read where they lie; with wide vectors all rows are, and
-       where L2 is large small matrices too. */
+    /* Rows that are short, or used for few columns, are read where they lie; with wide vectors all rows are,
+       and small matrices too. */
     int a_lies = a_k == 1 ? WIDE || N < STRIP_COLUMNS || K <= DEPTH : M * K <= SMALL;
     int b_lies = b_column == 1 && N % TILE_COLUMNS == 0 && N * K <= SMALL / 2, in_panels = !b_k;
     long right_k = b_lies ? b_k : TILE_COLUMNS;
@@ -163,8 +163,6 @@ static void product_of_part(const float *a, const long *a_stride, const float *b
     int in_panels = !b_k;
     if ((PARTS ? N <= LANES : N == LANES) && b_column == 1)
         narrow_product_of_one(a, a_row, a_k, b, b_k, c, c_row, start, start_row, M, PARTS ? N : LANES, K);
-    else if (in_panels && a_k == 1 && M % TILE_ROWS == 0 && N % TILE_COLUMNS == 0)
-        product_by_panels(a, a_row, b, c, c_row, start, start_row, M, N, K, &(upcoming){0});
     else if (sgemm && !in_panels && M * N * K >= FOR_BLAS)
         product_by_blas(a, a_row, a_k, b, b_k, b_column, c, c_row, start, start_row, M, N, K);
     else
@@ -217,18 +215,21 @@ static void sum_columns(const float *d, const float *x, const float *moments, fl
     sums_of_columns all = {{0}}, all_along = {{0}};
     for (long from = 0; from < rows; from += BLOCK) { /* sums of sums lose less */
         sums_of_columns some = {{0}}, some_along = {{0}};
-#define ADD(number) \
-    add_rows(d + row * n, x ? x + row * n : NULL, moments + 2 * row, some, some_along, number, n, columns)
+#define ADD(number)                                                                                  \
+    add_rows(d + row * n, x ? x + row * n : NULL, x ? moments + 2 * row : NULL, some, some_along, number, n, columns);
         IN_ROWS(from, least(rows, from + BLOCK), ADD)
 #undef ADD
-        for (long i = 0; i < SUMS / LANES; i++) all[i] += some[i], all_along[i] += some_along[i];
+        for (long i = 0; i * LANES < columns; i++) {
+            all[i] += some[i];
+            if (x) all_along[i] += some_along[i];
+        }
     }
     if (sums) store_sums(all, sums, add, columns);
     if (sums_along) store_sums(all_along, sums_along, add, columns);
 }
 
-/* The sums of the columns of d [rows × n] and, if there is an x, which its `moments` bring to x̂, of d · x̂; one may be
-   NULL. They are added to what is there if `add`. */
+/* The sums of the columns of d [rows × n] and, if there is an x, which its `moments` bring to x̂, of d · x̂; either
+   sums may be NULL. They are added to what is there if `add`. */
 static void column_sums(const float *d, const float *x, const float *moments, float *sums, float *sums_along, int add,
                         long rows, long n, int threads) {
     IN_PARTS(n, LINE, threads, for (long at = first; at < last; at += SUMS)
@@ -463,13 +464,20 @@ void gelu_backward(const float *x, const float *dy, float *dx, float *y, long n,
 
 /* ---- norms --------------------------------------------------------------------------------------- */
 
+static void normalise_part(const float *x, const float *w, const float *b, float eps, int rms, float *y, float *moments,
+                           long rows, long n) {
+#define NORMALISE(number) \
+    normalise_rows(x + row * n, w, b, eps, rms, y + row * n, moments ? moments + 2 * row : NULL, number, n);
+    IN_ROWS(0, rows, NORMALISE)
+#undef NORMALISE
+}
+
 /* Of every row; `moments`, if wanted, are each row's mean and the factor that shrinks it. */
 void normalise(const float *x, const float *w, const float *b, float eps, int rms, float *y, float *moments,
                long rows, long n, int threads) {
-#define NORMALISE(number) \
-    normalise_rows(x + row * n, w, b, eps, rms, y + row * n, moments ? moments + 2 * row : NULL, number, n)
-    IN_PARTS(rows, SIDE_BY_SIDE, threads, IN_ROWS(first, last, NORMALISE))
-#undef NORMALISE
+    IN_PARTS(rows, SIDE_BY_SIDE, threads,
+             normalise_part(x + first * n, w, b, eps, rms, y + first * n, moments ? moments + 2 * first : NULL,
+                            last - first, n))
 }
 
 /* `weighted` is whether there is a w: no branch may keep a product apart from the sum that it could be rounded with. */
@@ -498,22 +506,26 @@ INLINE void normalise_rows_backward(const float *dy, const float *x, const float
 #undef ADD
 }
 
-/* dx, added to what is there, from the gradient of y and the moments; dw and db if they are wanted, added if `add`. */
-void normalise_backward(const float *dy, const float *x, const float *moments, const float *w, int rms, float *dx,
-                        float *dw, float *db, int add, long rows, long n, int threads) {
+static void normalise_part_backward(const float *dy, const float *x, const float *moments, const float *w, int rms,
+                                    float *dx, long rows, long n) {
 #define BACKWARD(number, weighted) \
-    normalise_rows_backward(dy + row * n, x + row * n, moments + 2 * row, w, weighted, rms, dx + row * n, number, n)
+    normalise_rows_backward(dy + row * n, x + row * n, moments + 2 * row, w, weighted, rms, dx + row * n, number, n);
 #define WEIGHTED(number) BACKWARD(number, 1)
 #define PLAIN(number) BACKWARD(number, 0)
-    IN_PARTS(rows, SIDE_BY_SIDE, threads, {
-        if (w) IN_ROWS(first, last, WEIGHTED)
-        else IN_ROWS(first, last, PLAIN)
-    })
+    if (w) IN_ROWS(0, rows, WEIGHTED)
+    else IN_ROWS(0, rows, PLAIN)
 #undef BACKWARD
 #undef WEIGHTED
 #undef PLAIN
-    if (dw) column_sums(dy, x, moments, db, dw, add, rows, n, threads);
-    else if (db) column_sums(dy, NULL, moments, db, NULL, add, rows, n, threads);
+}
+
+/* dx, added to what is there, from the gradient of y and the moments; dw and db if they are wanted, added if `add`. */
+void normalise_backward(const float *dy, const float *x, const float *moments, const float *w, int rms, float *dx,
+                        float *dw, float *db, int add, long rows, long n, int threads) {
+    IN_PARTS(rows, SIDE_BY_SIDE, threads,
+             normalise_part_backward(dy + first * n, x + first * n, moments + 2 * first, w, rms, dx + first * n,
+                                     last - first, n))
+    if (dw || db) column_sums(dy, dw ? x : NULL, moments, db, dw, add, rows, n, threads);
 }
 
 /* ---- the loss ------------------------------------------------------------------------------------ */

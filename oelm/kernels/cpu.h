@@ -13,12 +13,12 @@ INLINE float *room(long n) { return aligned_alloc(64, at_least(n * sizeof(float)
 
 enum { LINE = 16 /* numbers in a line of memory */ };
 
-/* What is to be done from `first` up to `last` of n, for every thread's part, a multiple of `unit`. If there is but one
-   thread, OpenMP is not called: it would make a team of it, which takes more than half a microsecond. */
+/* What is to be done from `first` up to `last` of n, for every thread's part, a multiple of `unit`. If one part is all,
+   OpenMP is not called: it would make a team, of one thread if need be, which takes more than half a microsecond. */
 #define IN_PARTS(n, unit, threads, ...)                                                              \
     {                                                                                                \
         long n_ = n, team_ = threads, part_ = at_least((n_ + team_ - 1) / team_, unit);              \
-        if (team_ == 1) {                                                                            \
+        if (part_ >= n_) {                                                                           \
             long first = 0, last = n_;                                                               \
             __VA_ARGS__;                                                                             \
         } else                                                                                       \

@@ -158,8 +158,8 @@ enum { SIDE_BY_SIDE = 4 /* rows: one alone would be waiting for its own sums */ 
 #define IN_ROWS(first, last, DO)                                                                     \
     {                                                                                                \
         long row = first;                                                                            \
-        for (; row + SIDE_BY_SIDE <= last; row += SIDE_BY_SIDE) DO(SIDE_BY_SIDE);                    \
-        for (; row < last; row++) DO(1);                                                             \
+        for (; row + SIDE_BY_SIDE <= last; row += SIDE_BY_SIDE) DO(SIDE_BY_SIDE)                     \
+        for (; row < last; row++) DO(1)                                                              \
     }
 
 /* `weighted` and `shifted` are whether there are w and b: no branch may keep a product apart from the sum that it could
@@ -212,8 +212,8 @@ INLINE vec activated_by_tanh(vec x, vec *slope) {
     return x * p;
 }
 
-/* The mass beyond |x| by a polynomial of t = 1 / (1 + |x| / √8) times exp(-x²/2), fitted to 4e-8 of it. What is on the
-   other side of 0 differs from it by 1. */
+/* The mass beyond |x| by a polynomial of t = 1 / (1 + |x| / √8) times exp(-x²/2), fitted to 4e-8 of it. Mass and slope on
+   the other side of 0 are 1 minus those here. Infinity becomes NaN, as torch's own vectors have it. */
 INLINE vec activated_exactly(vec x, vec *slope) {
     vec size = bits((order)x & 0x7fffffff), t = 1 / (1 + 0.353553391f * size);
     vec t2 = t * t, t4 = t2 * t2, p = (-0.2422297f + 0.141629368f * t) + -0.0294002444f * t2;

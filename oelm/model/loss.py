@@ -97,9 +97,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             raise RuntimeError("this loss keeps its gradient for one backward pass only")
         grad_h, grad_w = ctx.grads  # type: ignore[attr-defined]
         ctx.grads = None  # type: ignore[attr-defined]
-        if (
-            applies(grad_loss) and grad_loss.item() == 1
-        ):  # as it mostly is; asking a GPU would take longer
+        # It mostly is 1; asking a GPU would take longer.
+        if applies(grad_loss) and grad_loss.item() == 1:
             return grad_h, grad_w, None
         for grad in (grad_h, grad_w):
             if grad is not None:

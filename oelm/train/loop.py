@@ -105,10 +105,8 @@ class Trainer:
         self.lanes = Lanes() if self.splits() else None
         if self.lanes and isinstance(self.model, Transformer):
             self.model.lanes = self.lanes
-        self.window, self.one = (
-            torch.zeros(2, device=self.device),
-            torch.ones((), device=self.device),
-        )
+        self.window = torch.zeros(2, device=self.device)  # the sum of the losses, and of how many
+        self.one = torch.ones((), device=self.device)
         self.state = State(
             self.model, self.optimizer, self.scaler, self.guard, self.window, first_hashes
         )

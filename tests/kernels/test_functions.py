@@ -195,6 +195,15 @@ def test_products_of_nothing_are_zero():
     assert torch.autograd.grad(y.sum(), w)[0].tolist() == [[0.0] * 4] * 5
 
 
+def test_of_nothing_two_threads_make_nothing(two_threads):
+    x = torch.empty(0, requires_grad=True)
+    (dx,) = torch.autograd.grad(functions.gelu(x, by_tanh=False).sum(), x)
+    q = torch.empty(0, 2, 8, 16, requires_grad=True)
+    y = functions.attention(q, q, q, None, causal=True, dropout=0.0)
+    (dq,) = torch.autograd.grad(y.sum(), q)
+    assert (dx.shape, y.shape, dq.shape) == (x.shape, q.shape, q.shape)
+
+
 def test_operations_are_counted():
     x, w = normal(3, 4, seed=0), normal(5, 4, seed=1)
     with FlopCounterMode(display=False) as counter:

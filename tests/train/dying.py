@@ -6,6 +6,7 @@ A killer outside would have to be quick enough to find a run of milliseconds at 
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,14 +19,14 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def inside_a_save(patch, piece):
-    """Die before the given piece of the first checkpoint is written."""
+def inside_a_save(patch, count):
+    """Die before the given piece of what is saved is written."""
     write, pieces = checkpoint._Hashing.write, 0
 
     def writing(self, data):
         nonlocal pieces
         pieces += 1
-        if pieces == piece:
+        if pieces == count:
             self.flush()
             die()
         return write(self, data)
@@ -33,11 +34,25 @@ def inside_a_save(patch, piece):
     patch.setattr(checkpoint._Hashing, "write", writing)
 
 
+def before_a_rename(patch, count):
+    """Die before the given renaming of a checkpoint, of which a save with one before it has two."""
+    replace, renamings = os.replace, 0
+
+    def renaming(source, target):
+        nonlocal renamings
+        renamings += Path(target).suffix == ".pt"
+        if renamings == count:
+            die()
+        return replace(source, target)
+
+    patch.setattr(os, "replace", renaming)
+
+
 if __name__ == "__main__":
-    place, count, config = sys.argv[1:]
+    place, count, config = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    patch = pytest.MonkeyPatch()
     if place == "step":
-        at_step(pytest.MonkeyPatch(), int(count), die)
+        at_step(patch, count, die)
     else:
-        inside_a_save(pytest.MonkeyPatch(), int(count))
-    sys.argv = ["oelm", "train", "--config", config]
-    main()
+        {"save": inside_a_save, "rename": before_a_rename}[place](patch, count)
+    main(["train", "--config", config])

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from oelm.config import to_mapping
 from oelm.train.loop import train
 from tests.train.runs import assert_same_run
 
+ROOT = Path(__file__).parents[2]
 PIECES = 170  # every checkpoint of such a run is written in more
 
 
@@ -21,7 +23,7 @@ def ends(command, config, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(to_mapping(config)))
     command = [sys.executable, "-m", *command, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT)
     assert done.returncode in (-9, 0), done.stderr
     return done.returncode
 
@@ -35,8 +37,9 @@ def survive(tiny, tmp_path, steps, kills_at, saves, seed):
     config = tiny("killed", **settings)
     deaths = [("step", step) for step in sorted(draw.sample(range(1, steps), kills_at))]
     # Every process writes at least one more checkpoint: the one of the last step.
-    for _ in range(saves):
-        death = ("save", draw.randrange(1, PIECES))
+    within = [("save", draw.randrange(1, PIECES)) for _ in range(saves)]
+    within += [("rename", draw.choice((1, 2))) for _ in range(saves)]
+    for death in within:
         deaths.insert(draw.randrange(len(deaths) + 1), death)
     for place, count in deaths:
         print("dies at", place, count)
