@@ -100,7 +100,8 @@ class Job:
                 process.terminate()
                 asked = True
             time.sleep(POLL_SECONDS)
-        return queue.meant(self.run, code, began), asked
+        # `oelm stop` may have told the trainer before we looked.
+        return queue.meant(self.run, code, began), asked or _stops(queue, self.run)
 
     def _torchrun(self) -> list[str]:
         """Several processes train one run: torchrun on each node, which restarts them together."""
