@@ -2,7 +2,8 @@ import pytest
 
 from oelm.errors import UserError
 from oelm.study.engines import slurm
-from oelm.study.queue import Queue
+from oelm.study.plan import SlurmNeeds
+from oelm.study.queue import STOPPED, Queue
 from oelm.study.squeue import jobs
 
 
@@ -33,3 +34,14 @@ def test_a_queue_that_does_not_answer_is_not_an_empty_one(squeue, make_study):
     queue.open()
     with pytest.raises(UserError, match="did not answer"):
         slurm.submit(queue, queue.study.needs.slurm, 1)
+
+
+def test_a_job_whose_trainer_was_stopped_before_it_looked_knows_that(make_study, monkeypatch):
+    queue = Queue(make_study())
+    queue.open()
+    job = slurm.Job(queue.runs[0], queue.folder, SlurmNeeds(), 1)
+    trainer = queue.folder / "trainer"
+    trainer.write_text(f"#!/bin/sh\necho now > {queue.folder}/stop\nexit {STOPPED}\n")
+    trainer.chmod(0o755)
+    monkeypatch.setattr(slurm.sys, "executable", str(trainer))
+    assert job._train(queue, "here") == (STOPPED, True)
